@@ -1,0 +1,42 @@
+"""What a user can get wrong. Anything else that is raised is a bug of ours.
+
+CpflError                 one clear sentence, exit code 2
+├── SettingError          a key of the experiment, its value and what is allowed
+├── DataError             a data set, public set, label or device trace
+├── ModelError            a model that does not fit the data
+├── DivergedError         a client's loss is not a number (cohort, client, round)
+└── RunFolderError        a run folder that is missing, damaged, foreign or on a full disk
+"""
+
+from __future__ import annotations
+
+
+class CpflError(Exception):
+    """A user's mistake, told in one sentence."""
+
+
+class SettingError(CpflError):
+    """A setting that does not exist or whose value is not allowed."""
+
+
+class DataError(CpflError):
+    """Data that is missing, malformed or of the wrong shape."""
+
+
+class ModelError(CpflError):
+    """A model that cannot be built or does not fit the data."""
+
+
+class DivergedError(CpflError):
+    """A client's training loss stopped being a number."""
+
+    def __init__(self, cohort: int, client: int, round: int, loss: float) -> None:
+        super().__init__(
+            f"the training loss of client {client} in cohort {cohort} became {loss} in round {round}: "
+            "lower federation.lr, or look at that client's data"
+        )
+        self.cohort, self.client, self.round = cohort, client, round
+
+
+class RunFolderError(CpflError):
+    """A run folder that cannot be read or written."""
