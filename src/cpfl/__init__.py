@@ -1,0 +1,22 @@
+"""Cohort-Parallel Federated Learning: train cohorts side by side, distil them into one model."""
+
+from cpfl.api import Run, distill, load_run, resume, run, sweep
+from cpfl.engines.base import Engine
+from cpfl.errors import CpflError
+from cpfl.experiment import Experiment
+from cpfl.experiment_file import load as load_experiment
+from cpfl.method import Watcher
+
+__all__ = [
+    "CpflError",
+    "Engine",
+    "Experiment",
+    "Run",
+    "Watcher",
+    "distill",
+    "load_experiment",
+    "load_run",
+    "resume",
+    "run",
+    "sweep",
+]

@@ -1,0 +1,302 @@
+"""The same from Python as from the command line: run, resume, distill, sweep, load_run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cpfl import experiment_file, method
+from cpfl.data.federated import Given, as_samples
+from cpfl.data.samples import Samples
+from cpfl.data.sources import search_roots
+from cpfl.distillation.weights import cohort_counts
+from cpfl.engines.base import Engine
+from cpfl.engines.reference import ReferenceEngine
+from cpfl.errors import CpflError, RunFolderError, SettingError
+from cpfl.experiment import GIVEN, Experiment
+from cpfl.models import State
+from cpfl.problem import OwnModel, Problem, prepare
+from cpfl.runs import files, records
+from cpfl.runs.folder import RunFolder, load_state
+
+ENGINES = {"reference": ReferenceEngine}
+RUNS = Path("runs")
+
+
+class Silent:
+    """A watcher that says nothing."""
+
+    def on_round(self, session: object, closed: object) -> None: ...
+    def on_epoch(self, record: object) -> None: ...
+    def on_note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, opened for reading."""
+
+    path: Path
+
+    @property
+    def experiment(self) -> Experiment:
+        """Every setting of the run."""
+        return RunFolder.open(self.path).experiment()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The outcome; empty while the run is unfinished."""
+        return RunFolder.open(self.path).summary() or {}
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """All records, cohort by cohort."""
+        folder = RunFolder.open(self.path)
+        return [line for cohort in range(len(folder.about()["plan"])) for line in records.read(folder.rounds(cohort))]
+
+    @property
+    def model(self) -> State:
+        """The global model's state, for `load_state_dict`."""
+        return load_state(RunFolder.open(self.path).model("global"))
+
+
+def run(
+    experiment: str | Path | Experiment,
+    *,
+    model: OwnModel | None = None,
+    train: object = None,
+    test: object = None,
+    public: object = None,
+    out: str | Path | None = None,
+    data: str | Path | None = None,
+    engine: str = "reference",
+    device: str = "auto",
+    watcher: method.Watcher | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
+    """Run one experiment: a preset, a TOML file or an Experiment, with your own model and arrays if you like.
+
+    `train` and `test` are (inputs, labels) or (inputs, labels, {column: values}); `public` is inputs alone.
+    """
+    chosen = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
+    replaced = dict(settings or {}) | {
+        key: GIVEN for key, value in (("model.name", model), ("data.train", train), ("data.public", public)) if value is not None
+    }
+    chosen = experiment_file.with_settings(chosen, replaced)
+    place = torch_device(device)
+    _known_engine(engine)
+    problem = _prepare(chosen, data, model, _given(train, test, public))
+    path = Path(out) if out is not None else RUNS / new_name(chosen)
+    folder = RunFolder.create(path, chosen, describe(problem, data))
+    files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
+    return _go(problem, folder, engine, place, watcher or Silent(), "started")
+
+
+def resume(
+    path: str | Path,
+    *,
+    model: OwnModel | None = None,
+    train: object = None,
+    test: object = None,
+    public: object = None,
+    data: str | Path | None = None,
+    engine: str = "reference",
+    device: str = "auto",
+    watcher: method.Watcher | None = None,
+) -> Run:
+    """Go on with a run that was killed; it ends as it would have. Own model and arrays must be given again."""
+    folder = RunFolder.open(Path(path))
+    if folder.summary() is not None:
+        return Run(folder.path)
+    place = torch_device(device)
+    _known_engine(engine)
+    problem = _reopen(folder, data, model, _given(train, test, public))
+    if not folder.model("start").is_file():  # killed in its very first moment
+        files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
+    return _go(problem, folder, engine, place, watcher or Silent(), "resumed")
+
+
+def distill(
+    path: str | Path,
+    *,
+    name: str = "",
+    model: OwnModel | None = None,
+    train: object = None,
+    test: object = None,
+    public: object = None,
+    data: str | Path | None = None,
+    device: str = "auto",
+    watcher: method.Watcher | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Distil a run again, finished or still running, without training: `at="10h"`, `quorum=0.75`, `weights="uniform"` …"""
+    folder = RunFolder.open(Path(path))
+    own = {f"distillation.{key}": value for key, value in settings.items()}
+    if public is not None:
+        own["data.public"] = GIVEN
+    changed = experiment_file.with_settings(folder.experiment(), own).distillation
+    label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
+    label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
+    problem = _reopen(folder, data, model, _given(train, test, public), changed.student, own_public=public is not None)
+    into = folder.path / "distillations" / label
+    began = time.perf_counter()
+    place = torch_device(device)
+    outcome = method.distil_cohorts(problem, folder, changed, into, place, watcher or Silent())
+    summary = {
+        **outcome,
+        "distillation": changed.model_dump(),
+        "wall_seconds": round(time.perf_counter() - began, 3),
+        "device": place.type,
+    }
+    files.write_json(into / "summary.json", summary)
+    return {**summary, "path": str(into)}
+
+
+def sweep(
+    experiment: str | Path | Experiment,
+    *,
+    cohorts: Sequence[int],
+    seeds: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **common: Any,
+) -> list[Run]:
+    """One run for every n and seed; what is finished in the folder is not done again."""
+    base = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
+    base = experiment_file.with_settings(base, settings or {})
+    where = Path(out) if out is not None else RUNS / new_name(base)
+    return [
+        run_or_resume(variant, where / f"n{variant.cohorts:03d}-seed{variant.seed}", **common)
+        for variant in variants(base, cohorts, seeds or [base.seed])
+    ]
+
+
+def variants(base: Experiment, cohorts: Iterable[int], seeds: Iterable[int]) -> list[Experiment]:
+    """Every combination, checked before the first one runs."""
+    return [experiment_file.with_settings(base, {"cohorts": n, "seed": seed}) for seed in seeds for n in cohorts]
+
+
+def run_or_resume(experiment: Experiment, path: Path, **common: Any) -> Run:
+    """The finished run at this path, made by whatever is still missing of it."""
+    if not (path / "run.json").is_file():
+        return run(experiment, out=path, **common)
+    stored = RunFolder.open(path).experiment()
+    given = [key for key in ("model", "train", "public") if common.get(key) is not None]
+    wanted = experiment_file.with_settings(
+        experiment, {{"model": "model.name"}.get(key, f"data.{key}"): GIVEN for key in given}
+    )
+    if stored != wanted:
+        raise RunFolderError(f"{path} holds a run with other settings: choose another --out")
+    return resume(path, **common)
+
+
+def load_run(path: str | Path) -> Run:
+    """Open a run folder for reading."""
+    return Run(RunFolder.open(Path(path)).path)
+
+
+def describe(problem: Problem, data: str | Path | None) -> dict[str, Any]:
+    """What run.json says beside versions."""
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "data_folder": None if data is None else str(Path(data).absolute()),
+        "shape": list(problem.data.train.shape),
+        "classes": problem.data.classes,
+        "model_bytes": problem.model_bytes,
+        "samples": {
+            "train": len(problem.data.train),
+            "test": len(problem.data.test),
+            "public": len(problem.data.public),
+        },
+        "fingerprint": problem.data.fingerprint(),
+        "plan": problem.plan,
+        "label_counts": cohort_counts(problem.data.counts, problem.plan).tolist(),
+    }
+
+
+def torch_device(name: str) -> torch.device:
+    """The device to compute on; auto takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SettingError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def new_name(experiment: Experiment) -> str:
+    """A folder name that sorts by time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{experiment.name}-n{experiment.cohorts}-seed{experiment.seed}"
+
+
+def _go(
+    problem: Problem, folder: RunFolder, engine: str, device: torch.device, watcher: method.Watcher, event: str
+) -> Run:
+    folder.lock()
+    try:
+        folder.log(event, engine=engine, device=str(device))
+        worker: Engine = ENGINES[engine](problem, device)
+        method.cpfl(problem, folder, worker, device, watcher)
+        folder.log("finished")
+    finally:
+        folder.unlock()
+    return Run(folder.path)
+
+
+def _reopen(
+    folder: RunFolder,
+    data: str | Path | None,
+    model: OwnModel | None,
+    given: Given,
+    student: str = "",
+    own_public: bool = False,
+) -> Problem:
+    experiment = folder.experiment()
+    about = folder.about()
+    for key, name, value in (
+        ("model", experiment.model.name, model),
+        ("train", experiment.data.train, given.train),
+        ("public", experiment.data.public, given.public),
+    ):
+        if name == GIVEN and value is None:
+            raise RunFolderError(
+                f"{folder.path} was started from Python with its own {key}: go on from Python and give {key} again"
+            )
+    if student:
+        experiment = experiment_file.with_settings(experiment, {"distillation.student": student})
+    problem = _prepare(experiment, data or about["data_folder"], model, given)
+    found = problem.data.fingerprint()
+    for name, digest in about["fingerprint"].items():
+        if digest != found[name] and not (own_public and name == "public"):
+            raise RunFolderError(f"the {name} data are not those that {folder.path} began with: their checksums differ")
+    return problem
+
+
+def _prepare(experiment: Experiment, data: str | Path | None, model: OwnModel | None, given: Given) -> Problem:
+    folder = None if data is None else Path(data)
+    if folder is not None and not folder.is_dir():
+        raise SettingError(f"--data {folder} is not a folder")
+    return prepare(experiment, search_roots(folder), given, model)
+
+
+def _given(train: object, test: object, public: object) -> Given:
+    return Given(_labelled(train, "train"), _labelled(test, "test"), None if public is None else as_samples(public))
+
+
+def _labelled(pair: object, name: str) -> Samples | None:
+    if pair is None:
+        return None
+    if not isinstance(pair, tuple) or len(pair) not in (2, 3):
+        raise CpflError(f"{name} takes a tuple (inputs, labels) or (inputs, labels, columns)")
+    return as_samples(*pair)
+
+
+def _known_engine(name: str) -> None:
+    if name not in ENGINES:
+        raise SettingError(f"--engine {name} is unknown; known: {', '.join(ENGINES)}")

@@ -1,0 +1,178 @@
+"""The experiment's data, whole and checked: training samples with their owners, test set, public set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cpfl.data import sources
+from cpfl.data.samples import Array, Samples
+from cpfl.data.split import ClientIndex, label_counts, split
+from cpfl.data.transform import Transform
+from cpfl.errors import DataError
+from cpfl.experiment import Experiment
+from cpfl.randomness import stream
+
+
+@dataclass(frozen=True)
+class Given:
+    """Data handed over in Python instead of by name."""
+
+    train: Samples | None = None
+    test: Samples | None = None
+    public: Samples | None = None
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """Who holds what, and what everybody may see."""
+
+    train: Samples
+    test: Samples
+    public: Samples
+    classes: int
+    clients: list[ClientIndex]
+    counts: NDArray[np.int64]  # training labels, (M, C)
+    transform: Transform
+    public_transform: Transform
+    augmented: bool
+
+    def fingerprint(self) -> dict[str, str]:
+        """Checksums of the three sets."""
+        return {"train": self.train.fingerprint(), "test": self.test.fingerprint(), "public": self.public.fingerprint()}
+
+
+def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> FederatedData:
+    """Read, check, fit and split."""
+    data = experiment.data
+    train = given.train or _source(data.train, "train", roots)
+    test = given.test or (sources.load(data.train, "test", roots) if given.train is None else None)
+    if test is None:
+        train, test = _hold_out_test(train)
+    public = given.public or _source(data.public, "public", roots)
+    if data.train_limit:
+        train = train.take(np.arange(min(data.train_limit, len(train))))
+    if data.public_limit:
+        public = public.take(np.arange(min(data.public_limit, len(public))))
+    classes = _check_labels(train, test, data.classes)
+    public = _fit(public, train, data.public_fit, experiment.seed)
+    for name, samples in (("test", test), ("public", public)):
+        _check_shape(name, samples, train)
+    augmented = data.augment != "none"
+    if augmented and (len(train.shape) != 3 or train.x.dtype != np.uint8):
+        raise DataError(
+            f"data.augment = {data.augment!r} is for images (uint8, channels first); these samples are {train.shape}"
+        )
+    dtype = getattr(torch, experiment.precision)
+    transform = Transform(data.mean, data.std, dtype)
+    public_transform = Transform(
+        data.mean if data.public_mean is None else data.public_mean,
+        data.std if data.public_std is None else data.public_std,
+        dtype,
+    )
+    for key, means in (("data.mean", transform.mean), ("data.public_mean", public_transform.mean)):
+        if means and len(means) not in (1, train.shape[0]):
+            raise DataError(f"{key} has {len(means)} channels, the samples have {train.shape[0]}")
+    clients = split(experiment, train)
+    assert train.y is not None
+    counts = label_counts(train.y, clients, classes)
+    return FederatedData(train, test, public, classes, clients, counts, transform, public_transform, augmented)
+
+
+def as_samples(x: object, y: object = None, columns: dict[str, object] | None = None) -> Samples:
+    """Samples from a user's arrays or tensors."""
+    inputs = _array(x)
+    if inputs.ndim < 2:
+        raise DataError(f"the inputs have shape {inputs.shape}: the first axis counts samples, at least one more is needed")
+    if inputs.dtype != np.uint8:
+        inputs = inputs.astype(np.float64 if inputs.dtype == np.float64 else np.float32)
+        if not np.isfinite(inputs).all():
+            raise DataError("the inputs contain values that are not finite numbers")
+    labels = None
+    if y is not None:
+        given = _array(y)
+        if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
+            raise DataError(f"labels are integers, one for each sample; these are {given.dtype} of shape {given.shape}")
+        labels = given.astype(np.int64)
+    return Samples(inputs, labels, {name: _array(column) for name, column in (columns or {}).items()})
+
+
+def _array(values: object) -> Array:
+    return np.asarray(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
+
+
+def _source(name: str, split: sources.Split, roots: Sequence[Path]) -> Samples:
+    samples = sources.load(name, split, roots)
+    assert samples is not None  # only a test set may be missing
+    return samples
+
+
+def _hold_out_test(train: Samples) -> tuple[Samples, Samples]:
+    """A tenth of the samples, the same for all seeds, where a source has no test set of its own."""
+    order = stream(0, "test").permutation(len(train))
+    held = len(train) // 10
+    if held == 0:
+        raise DataError(f"{len(train)} training samples are too few to hold out a test set: give a test set")
+    return train.take(np.sort(order[held:])), train.take(np.sort(order[:held]))
+
+
+def _check_labels(train: Samples, test: Samples, classes: int) -> int:
+    for name, samples in (("training", train), ("test", test)):
+        if samples.y is None:
+            raise DataError(f"the {name} set has no labels")
+        if len(samples) == 0:
+            raise DataError(f"the {name} set is empty")
+        if samples.y.min() < 0:
+            raise DataError(f"a label of the {name} set is {samples.y.min()}: labels count from 0")
+    assert train.y is not None
+    assert test.y is not None
+    found = int(train.y.max()) + 1
+    if classes and found > classes:
+        raise DataError(f"a label of the training set is {found - 1}: data.classes = {classes} allows 0 to {classes - 1}")
+    classes = classes or found
+    if test.y.max() >= classes:
+        raise DataError(f"a label of the test set is {test.y.max()}: the training set's go from 0 to {classes - 1}")
+    return classes
+
+
+def _check_shape(name: str, samples: Samples, train: Samples) -> None:
+    if samples.shape != train.shape:
+        hint = "; set data.public_fit=resize or crop for images" if name == "public" and len(train.shape) == 3 else ""
+        raise DataError(f"the {name} set's samples have shape {samples.shape}, the training set's {train.shape}{hint}")
+    if len(samples) == 0:
+        raise DataError(f"the {name} set is empty")
+
+
+def _fit(public: Samples, train: Samples, how: str, seed: int) -> Samples:
+    """Give public images the training images' channels and size, if the experiment allows it."""
+    if how == "exact" or public.shape == train.shape or len(public.shape) != 3 or len(train.shape) != 3:
+        return public
+    channels, height, width = train.shape
+    x = public.x
+    if x.shape[1] == 3 and channels == 1:  # luma, ITU-R BT.601
+        grey = np.tensordot(x.astype(np.float32), np.array([0.299, 0.587, 0.114], np.float32), axes=([1], [0]))
+        x = np.rint(grey)[:, None].astype(x.dtype)
+    elif x.shape[1] == 1 and channels == 3:
+        x = np.repeat(x, 3, axis=1)
+    if how == "resize":
+        pieces = torch.split(torch.from_numpy(np.ascontiguousarray(x)), 4096)
+        sized = [
+            torch.nn.functional.interpolate(p.float(), (height, width), mode="bilinear", antialias=True) for p in pieces
+        ]
+        whole = torch.cat(sized)
+        return Samples((whole.round().clamp(0, 255).to(torch.uint8) if x.dtype == np.uint8 else whole).numpy())
+    if x.shape[2] < height or x.shape[3] < width:
+        raise DataError(
+            f"public images of {x.shape[2]}×{x.shape[3]} are too small to crop to {height}×{width}: "
+            "set data.public_fit=resize"
+        )
+    rng = stream(seed, "public-crop")
+    top = rng.integers(0, x.shape[2] - height + 1, len(x))
+    left = rng.integers(0, x.shape[3] - width + 1, len(x))
+    windows = np.lib.stride_tricks.sliding_window_view(x, (height, width), axis=(2, 3))
+    return Samples(np.ascontiguousarray(windows[np.arange(len(x)), :, top, left]))

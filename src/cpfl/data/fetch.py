@@ -1,0 +1,125 @@
+"""Downloads of known sets: to a temporary file, checked, then renamed, so that a file with its name is always whole."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from cpfl.data.catalogue import CATALOGUE, Entry, RemoteFile
+from cpfl.errors import DataError
+
+CHUNK = 1 << 20
+TIMEOUT = 60.0  # seconds without a byte
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def fetch(name: str, root: Path, mirror: str | None = None, progress: Progress | None = None) -> Path:
+    """Download a known set into `<root>/<name>/`; `mirror` replaces the published base address.
+
+    Files that are already there and whole are not downloaded again.
+    """
+    entry = _downloadable(name, root)
+    if mirror is not None and not mirror.startswith(("http://", "https://")):
+        raise DataError(f"the mirror '{mirror}' is not an address: it must begin with http:// or https://")
+    folder = root / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be made: {error.strerror}") from error
+    done = 0
+    for file in entry.files:
+        target = folder / file.name
+        if not (target.is_file() and _checksum(target, file) == file.checksum):
+            address = file.url if mirror is None else f"{mirror.rstrip('/')}/{file.name}"
+            _download(file, address, target, _from(done, entry.size, progress))
+        done += file.size
+        if progress is not None:
+            progress(done, entry.size)
+    return folder
+
+
+def _downloadable(name: str, root: Path) -> Entry:
+    entry = CATALOGUE.get(name)
+    if entry is not None and entry.downloadable:
+        return entry
+    known = ", ".join(sorted(known.name for known in CATALOGUE.values() if known.downloadable))
+    if entry is None:
+        raise DataError(f"'{name}' is not a set that can be downloaded: those are {known}")
+    if entry.source == "embedded":
+        raise DataError(f"'{name}' is built in: there is nothing to download")
+    raise DataError(f"'{name}' has no published file: put it at {root / name}, expected there: {entry.expects}")
+
+
+def _from(start: int, total: int, progress: Progress | None) -> Callable[[int], None]:
+    """Reports the bytes of one file as bytes of the whole set."""
+    if progress is None:
+        return lambda done: None
+    return lambda done: progress(min(start + done, total), total)
+
+
+def _download(file: RemoteFile, address: str, target: Path, report: Callable[[int], None]) -> None:
+    by_hand = f"download it by hand and put it at {target}"
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".partial-")
+    except OSError as error:
+        raise DataError(f"{target} cannot be written: {error.strerror}") from error
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            try:
+                response = urllib.request.urlopen(address, timeout=TIMEOUT)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise DataError(f"{address} cannot be reached ({_reason(error)}): {by_hand}") from error
+            with response:
+                _copy(response, out, address, by_hand, report)
+        found = _checksum(partial, file)
+        if found != file.checksum:
+            raise DataError(
+                f"{address} has the wrong checksum: expected {file.checksum}, found {found} in "
+                f"{partial.stat().st_size:,} bytes (published: {file.size:,}); it was removed, {by_hand}"
+            )
+        partial.chmod(0o644)  # temporary files are private, data sets are not
+        partial.replace(target)
+    except OSError as error:
+        raise DataError(f"{target} cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _copy(
+    response: http.client.HTTPResponse, out: BinaryIO, address: str, by_hand: str, report: Callable[[int], None]
+) -> None:
+    done = 0
+    while True:
+        try:
+            chunk = response.read(CHUNK)
+        except (OSError, http.client.HTTPException) as error:
+            raise DataError(
+                f"{address} broke off after {done:,} bytes ({_reason(error)}): try again, or {by_hand}"
+            ) from error
+        if not chunk:
+            return
+        out.write(chunk)
+        done += len(chunk)
+        report(done)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"HTTP {error.code}"
+    return str(getattr(error, "reason", error)) or type(error).__name__
+
+
+def _checksum(path: Path, file: RemoteFile) -> str:
+    """The checksum of a file on disk, in the kind that its publisher gives."""
+    kind = file.checksum.split(":")[0]
+    with path.open("rb") as stream:
+        return f"{kind}:{hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()}"

@@ -1,0 +1,61 @@
+"""Images that two sets share: a public set that holds test or training images would make a result worthless."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from cpfl.data.samples import Samples
+
+EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Exact duplicates between two sets."""
+
+    first: str
+    second: str
+    images: int  # different images that both sets hold
+    in_first: int  # samples of the first set that are one of them
+    in_second: int
+    examples: tuple[tuple[int, int], ...]  # positions of the first few in both sets
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{a} = {b}" for a, b in self.examples)
+        return f"{self.first} and {self.second} share {self.images:,} images (positions {where})"
+
+
+def shared_images(sets: dict[str, Samples]) -> list[Overlap]:
+    """Every two sets that hold an identical image. Sets of different shapes share none."""
+    positions = {name: _positions(samples) for name, samples in sets.items()}
+    overlaps = []
+    for first, second in combinations(sets, 2):
+        a, b = positions[first], positions[second]
+        shared = [key for key in a if key in b]
+        if shared:
+            overlaps.append(
+                Overlap(
+                    first,
+                    second,
+                    images=len(shared),
+                    in_first=sum(len(a[key]) for key in shared),
+                    in_second=sum(len(b[key]) for key in shared),
+                    examples=tuple((a[key][0], b[key][0]) for key in shared[:EXAMPLES]),
+                )
+            )
+    return overlaps
+
+
+def _positions(samples: Samples) -> dict[bytes, list[int]]:
+    """Where each different image is, by a checksum of its bytes, shape and type."""
+    seed = hashlib.blake2b(repr((samples.shape, samples.x.dtype.str)).encode(), digest_size=16)
+    where: dict[bytes, list[int]] = {}
+    for i, image in enumerate(samples.x):
+        digest = seed.copy()
+        digest.update(np.ascontiguousarray(image).data)
+        where.setdefault(digest.digest(), []).append(i)
+    return where

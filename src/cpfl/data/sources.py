@@ -1,0 +1,175 @@
+"""From a name to its samples: where sets are looked for, and which reader fits what lies there."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from cpfl.data import archives, embedded, leaf, parquet
+from cpfl.data.catalogue import CATALOGUE, Entry
+from cpfl.data.decoded import cache_folder
+from cpfl.data.samples import Samples
+from cpfl.errors import DataError
+
+Split = Literal["train", "test", "public"]
+LAYOUTS = (
+    "train-*.parquet with columns image and label, LEAF's train/*.json, "
+    "or the published files of CIFAR-10, STL-10 or SVHN"
+)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a set without reading it."""
+
+    name: str
+    what: str
+    path: Path | None  # None: built in, or not found
+    format: str  # "built in", "parquet", "LEAF", "cifar10", "stl10", "svhn", "trace" or "missing"
+    expects: str
+    downloadable: bool
+    size: int  # bytes to download
+    shape: tuple[int, ...]  # () where it is only known after reading
+    classes: int | None
+
+
+def search_roots(data: Path | None) -> list[Path]:
+    """Where sets are looked for, in this order: the given folder, $CPFL_DATA, the user's cache folder."""
+    chosen = os.environ.get("CPFL_DATA")
+    roots = [data, Path(chosen) if chosen else None, cache_folder() / "data"]
+    return [root.expanduser() for root in roots if root is not None]
+
+
+def available(roots: Sequence[Path]) -> list[str]:
+    """The known sets, then the user's own folders under these roots."""
+    own = {
+        folder.name
+        for root in roots
+        if root.is_dir()
+        for folder in root.iterdir()
+        if folder.name not in CATALOGUE and folder.is_dir() and _format(folder) is not None
+    }
+    return [*CATALOGUE, *sorted(own)]
+
+
+def locate(name: str, roots: Sequence[Path]) -> Path:
+    """The folder of a set: a path as it is, a name under the first root that has it."""
+    if _is_path(name):
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            raise DataError(f"the data set '{name}' is a path that is not a folder: expected there: {LAYOUTS}")
+        if _format(folder) is None:
+            raise DataError(f"the folder '{name}' holds no data set: expected there: {LAYOUTS}")
+        return folder
+    entry = CATALOGUE.get(name)
+    if entry is not None and entry.source == "embedded":
+        raise DataError(f"the data set '{name}' is built in and has no folder")
+    for root in roots:
+        if (root / name).is_dir() and (_format(root / name) is not None or (entry and entry.source == "trace")):
+            return root / name
+    raise DataError(_not_found(name, entry, roots))
+
+
+def load(name: str, split: Split, roots: Sequence[Path]) -> Samples | None:
+    """One split of a set. None only where a set has no test split. "public" is what is distilled on: no labels."""
+    samples = _public(name, roots) if split == "public" else _split(name, split, roots)
+    if samples is None and split != "test":
+        folder = locate(name, roots)
+        raise DataError(f"the data set '{name}' at {folder} has no '{split}' split: it has {_splits(folder)}")
+    return samples
+
+
+def describe(name: str, roots: Sequence[Path] | None = None) -> Description:
+    """What a set is, where it lies and in which format. Never fails for a known name."""
+    entry = CATALOGUE.get(name)
+    path: Path | None = None
+    if entry is not None and entry.source == "embedded":
+        format_ = "built in"
+    else:
+        try:
+            path = locate(name, search_roots(None) if roots is None else roots)
+        except DataError:
+            if entry is None:
+                raise
+        format_ = "missing" if path is None else _format(path) or "trace"
+    if entry is None:
+        return Description(name, "a set of your own", path, format_, LAYOUTS, False, 0, (), None)
+    shape, classes = entry.shape, entry.classes
+    return Description(name, entry.what, path, format_, entry.expects, entry.downloadable, entry.size, shape, classes)
+
+
+def _public(name: str, roots: Sequence[Path]) -> Samples | None:
+    parts = []
+    for split in _public_splits(name, roots):
+        part = _split(name, split, roots)
+        if part is None:
+            if split == "train":
+                return None
+            folder = locate(name, roots)
+            raise DataError(
+                f"the public set '{name}' at {folder} has no '{split}' split, which belongs to its public use: "
+                f"it has {_splits(folder)}"
+            )
+        parts.append(part.x)
+    return Samples(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+
+def _public_splits(name: str, roots: Sequence[Path]) -> tuple[str, ...]:
+    """By the set's name, or for a folder under another name by the published files it holds."""
+    entry = CATALOGUE.get(Path(name).name) if _is_path(name) else CATALOGUE.get(name)
+    if entry is None:
+        entry = CATALOGUE.get(archives.recognise(locate(name, roots)) or "")
+    return entry.public if entry else ("train",)
+
+
+def _split(name: str, split: str, roots: Sequence[Path]) -> Samples | None:
+    entry = CATALOGUE.get(name)
+    if entry is not None and entry.source == "trace":
+        raise DataError(f"'{name}' is a device trace and holds no samples: it belongs under devices.trace")
+    if name == "digits":
+        return embedded.digits("test" if split == "test" else "train")
+    if name == "letters":
+        return None if split == "test" else embedded.letters()
+    folder = locate(name, roots)
+    match _format(folder):
+        case "parquet":
+            return parquet.read(folder, split)
+        case "LEAF":
+            return leaf.read(folder, split)
+        case kind:
+            assert kind is not None, "locate() saw a format"
+            return archives.read(folder, kind, split)
+
+
+def _format(folder: Path) -> str | None:
+    """What lies in a folder. Parquet comes first: it is the quickest to read."""
+    if parquet.splits(folder):
+        return "parquet"
+    return archives.recognise(folder) or ("LEAF" if leaf.splits(folder) else None)
+
+
+def _splits(folder: Path) -> str:
+    return ", ".join(parquet.splits(folder) or leaf.splits(folder)) or "none"
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("~", ".")) or "/" in name or os.sep in name
+
+
+def _not_found(name: str, entry: Entry | None, roots: Sequence[Path]) -> str:
+    places = ", ".join(str(root / name) for root in roots)
+    if entry is not None:
+        remedy = f"; `cpfl data get {name}` downloads it" if entry.downloadable else ""
+        return f"the data set '{name}' was not found at {places}: expected there: {entry.expects}{remedy}"
+    near = difflib.get_close_matches(name, available(roots), n=1)
+    meant = f"did you mean '{near[0]}'? " if near else ""
+    return (
+        f"the data set '{name}' is unknown and was not found at {places}: {meant}"
+        f"Known are {', '.join(CATALOGUE)}; a folder of your own holds {LAYOUTS}"
+    )

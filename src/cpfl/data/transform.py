@@ -1,0 +1,73 @@
+"""How stored samples become a model's input: numbers in 0…1, normalised, augmented by an integer plan.
+
+Axes: T samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+PAD = 4  # random crop with this much black around the image
+HOLE = 16  # side of the square that cutout blanks
+
+Plan = NDArray[np.int64]
+
+
+def draw_plan(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> Plan:
+    """Crop offset, flip and cutout centre of `count` images, (T, 5): small integers that any engine can apply."""
+    _, height, width = shape
+    ranges = (2 * PAD + 1, 2 * PAD + 1, 2, height, width)
+    return np.stack([rng.integers(0, r, count) for r in ranges], axis=1)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """From stored samples to inputs: scale, then normalise."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    dtype: torch.dtype
+
+    def __call__(self, x: Tensor, plan_T5: Tensor | None = None) -> Tensor:
+        """Inputs from a batch of stored samples; with a plan, augmented by it."""
+        if plan_T5 is not None:
+            x = crop_and_flip(x, plan_T5)
+        scaled = x.to(self.dtype)
+        if x.dtype == torch.uint8:
+            scaled = scaled / 255
+        if self.mean:
+            axes = (-1, *([1] * (x.dim() - 2)))
+            mean = torch.tensor(self.mean, dtype=self.dtype, device=x.device).view(axes)
+            std = torch.tensor(self.std, dtype=self.dtype, device=x.device).view(axes)
+            scaled = (scaled - mean) / std
+        return scaled if plan_T5 is None else cut_out(scaled, plan_T5)
+
+
+def crop_and_flip(x_TCHW: Tensor, plan_T5: Tensor) -> Tensor:
+    """Shift each image by its crop offset, black beyond the border, and mirror it if its plan says so."""
+    count, _, height, width = x_TCHW.shape
+    dy, dx, flip = (plan_T5[:, column, None] for column in range(3))
+    rows = torch.arange(height, device=x_TCHW.device) + dy
+    cols = torch.arange(width, device=x_TCHW.device).expand(count, width)
+    cols = torch.where(flip == 1, width - 1 - cols, cols) + dx
+    padded = torch.nn.functional.pad(x_TCHW, (PAD,) * 4)
+    sample = torch.arange(count, device=x_TCHW.device)[:, None, None]
+    # Advanced indices around the channel slice put it last; move it back.
+    return padded[sample, :, rows[:, :, None], cols[:, None, :]].movedim(-1, 1)
+
+
+def cut_out(x_TCHW: Tensor, plan_T5: Tensor) -> Tensor:
+    """Blank a square around each image's cutout centre with the mean (0 after normalising)."""
+    height, width = x_TCHW.shape[-2:]
+    cy, cx = plan_T5[:, 3, None], plan_T5[:, 4, None]
+    rows = torch.arange(height, device=x_TCHW.device)
+    cols = torch.arange(width, device=x_TCHW.device)
+    in_rows = (rows >= cy - HOLE // 2) & (rows < cy + HOLE // 2)
+    in_cols = (cols >= cx - HOLE // 2) & (cols < cx + HOLE // 2)
+    hole = in_rows[:, :, None] & in_cols[:, None, :]
+    return x_TCHW.masked_fill(hole[:, None], 0)

@@ -1,0 +1,186 @@
+"""Every setting of an experiment, its default and why.
+
+The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+OptionalCount = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+OptionalHours = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+GIVEN = "(given)"
+"""Stands in a stored experiment for a model or arrays that were handed over in Python."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+class Data(Section):
+    """Who holds which samples, and how samples become numbers."""
+
+    train: str = "digits"  # a known set, a folder under the data roots, or a path
+    public: str = "letters"  # unlabelled; what the cohort models are distilled on
+    split: Literal["dirichlet", "iid", "column", "shards"] = "dirichlet"
+    alpha: Positive = 0.1  # Dirichlet's α: lower is more skewed; 0.1 is the paper's hardest
+    remainder: Literal["last", "spread"] = "last"  # the authors' code gives the last client all that is left
+    column: str = ""  # split = "column": the id column that says whose sample it is
+    shards: Count = 2  # split = "shards": label-sorted shards per client (McMahan et al.)
+    validation: Share = 0.1  # what a client keeps to judge the cohort's model
+    validation_minimum: Count = 10  # smaller clients keep nothing and report nothing
+    augment: Literal["none", "crop-flip-cutout"] = "none"  # of training images and public views
+    augment_validation: bool = False  # the authors' code augments validation images too
+    mean: tuple[float, ...] = ()  # per channel, of values in 0…1; empty: no normalisation
+    std: tuple[float, ...] = ()
+    public_mean: tuple[float, ...] | None = None  # None: as the training data
+    public_std: tuple[float, ...] | None = None
+    public_fit: Literal["exact", "crop", "resize"] = "exact"  # how public images get the training images' shape
+    train_limit: OptionalCount = 0  # use only the first so many samples, for a quick look; 0: all
+    public_limit: OptionalCount = 0
+    classes: OptionalCount = 0  # 0: as many as the labels say
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for mean, std in ((self.mean, self.std), (self.public_mean or (), self.public_std or ())):
+            if len(mean) != len(std):
+                raise ValueError(f"mean has {len(mean)} channels and std {len(std)}: they must be equally many")
+            if any(s <= 0 for s in std):
+                raise ValueError("std must be above 0 in every channel")
+        if self.split == "column" and not self.column:
+            raise ValueError('split = "column" needs column, the name of the id column')
+        return self
+
+
+class Model(Section):
+    """What every client trains."""
+
+    name: str = "mlp"  # gn-lenet, femnist-cnn, mlp, or "module:Class"
+    args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of that class
+    bytes: OptionalCount = 0  # its size on the wire; 0: four bytes a number
+
+
+class Federation(Section):
+    """What happens inside a cohort's round: FedAvg."""
+
+    local_epochs: Count = 1
+    local_steps: OptionalCount = 0  # above 0: so many steps instead of epochs, each from a fresh shuffle
+    batch_size: Count = 20
+    lr: Positive = 0.002
+    momentum: Share = 0.0  # starts at zero every round
+    participation: Fraction = 1.0  # of a cohort's clients, in every round
+    participants: OptionalCount = 0  # above 0: so many clients of each cohort instead
+    weights: Literal["equal", "samples"] = "equal"  # the authors average client models equally
+
+
+class Stopping(Section):
+    """When a cohort's training ends, and which of its models becomes the teacher."""
+
+    rule: Literal["plateau", "rounds", "budget"] = "plateau"
+    patience: Count = 50  # plateau: rounds without a new minimum of the moving average
+    window: Count = 20  # plateau: rounds in the moving average
+    rounds: OptionalCount = 0  # rule = "rounds": exactly so many
+    hours: OptionalHours = 0  # a limit in virtual hours, with any rule; 0: none
+    cpu_hours: OptionalHours = 0  # a limit for the whole federation, shared out by cohort size; 0: none
+    keep: Literal["best", "last"] = "best"  # the model with the lowest moving average, or the newest
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.rule == "rounds" and self.rounds < 1:
+            raise ValueError('rule = "rounds" needs rounds, at least 1')
+        if self.rule == "budget" and not (self.hours or self.cpu_hours):
+            raise ValueError('rule = "budget" needs hours or cpu_hours')
+        return self
+
+
+class Devices(Section):
+    """How fast every client is."""
+
+    trace: str = "synthetic"  # "fedscale" (in the data folder), a csv or pickle file, "synthetic", or "fixed"
+    compute_ms: Positive = 50.0  # trace = "fixed": milliseconds per sample (inference)
+    network_kbps: Positive = 6000.0  # trace = "fixed": kbit/s
+
+
+class Distillation(Section):
+    """How cohort models become one."""
+
+    recipe: Literal["paper", "consistent"] = "paper"  # targets once per image | student sees the teachers' views
+    views: Count = 1  # consistent: different views of each image, taken in turn epoch by epoch
+    join: Literal["logits", "probabilities"] = "logits"
+    weights: Literal["labels", "uniform"] = "labels"  # per class, a cohort's share of its labels | 1/n
+    loss: Literal["l1", "mse", "kl"] = "l1"
+    temperature: Positive = 1.0  # of probabilities and of kl
+    epochs: Count = 50
+    batch_size: Count = 512
+    lr: Positive = 0.001  # Adam
+    student: str = ""  # another model than the cohorts'; empty: the same
+    at: str = ""  # "10h": distil the models every cohort had at that virtual time
+    quorum: Fraction = 1.0  # distil when this share of the cohorts has stopped
+    unfinished: Literal["latest", "drop"] = "latest"  # what cohorts that had not stopped contribute then
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.at:
+            hours(self.at)
+            if self.quorum < 1:
+                raise ValueError("at and quorum exclude each other: give one")
+        return self
+
+
+class Experiment(Section):
+    """One experiment, whole."""
+
+    name: str = "experiment"
+    cohorts: Count = 4  # n, the dial: 1 is plain FL, M is one-shot FedKD
+    clients: Count = 40  # M
+    seed: Annotated[int, Field(ge=0)] = 90  # the authors' seeds are 90–94
+    max_rounds: Count = 5000  # per cohort, a safety net
+    snapshots: str = ""  # "5h" or "50 rounds": keep cohort models as they were then; empty: none
+    precision: Literal["float32", "float64"] = "float32"
+    checkpoint_seconds: OptionalHours = 5.0  # a kill costs at most this much work besides open rounds; 0: none
+    data: Data = Data()
+    model: Model = Model()
+    federation: Federation = Federation()
+    stopping: Stopping = Stopping()
+    devices: Devices = Devices()
+    distillation: Distillation = Distillation()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.cohorts > self.clients:
+            raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
+        if self.snapshots:
+            interval(self.snapshots)
+        return self
+
+
+def hours(text: str) -> float:
+    """Virtual hours in "10h", "90m" or "36000s"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([hms])\s*", text)
+    if not match:
+        raise ValueError(f"at = {text!r} is not a time: write 10h, 90m or 3600s")
+    return float(match[1]) / {"h": 1, "m": 60, "s": 3600}[match[2]]
+
+
+def interval(text: str) -> tuple[Literal["rounds", "seconds"], float]:
+    """What "50 rounds" or "5h" means for snapshots."""
+    match = re.fullmatch(r"\s*(\d+)\s*rounds?\s*", text)
+    if match:
+        kind: Literal["rounds", "seconds"] = "rounds"
+        size = float(match[1])
+    else:
+        try:
+            kind, size = "seconds", hours(text) * 3600
+        except ValueError:
+            raise ValueError(f"snapshots = {text!r} is no interval: write 5h, 30m or 50 rounds") from None
+    if size <= 0:
+        raise ValueError(f"snapshots = {text!r} is no interval: it must be above 0")
+    return kind, size

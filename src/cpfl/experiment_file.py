@@ -1,0 +1,135 @@
+"""Experiments as text: presets, TOML files, `key=value` words, and the one sentence a mistake gets."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cpfl.errors import SettingError
+from cpfl.experiment import Experiment, Section
+
+
+def load(source: str | Path) -> Experiment:
+    """A preset by name, or a TOML file."""
+    text = str(source)
+    if not text.endswith(".toml") and not Path(text).is_file():
+        if text not in presets():
+            near = difflib.get_close_matches(text, presets(), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise SettingError(f"no preset is called {text!r}{hint} Presets: {', '.join(presets())}; or give a .toml file")
+        return parse(resources.files("cpfl.presets").joinpath(f"{text}.toml").read_text(), text)
+    try:
+        content = Path(text).read_text()
+    except OSError as error:
+        raise SettingError(f"cannot read the experiment {text}: {error.strerror}") from None
+    return parse(content, text)
+
+
+def presets() -> list[str]:
+    """The names of the experiments that come with the package."""
+    return sorted(f.name[:-5] for f in resources.files("cpfl.presets").iterdir() if f.name.endswith(".toml"))
+
+
+def parse(text: str, origin: str) -> Experiment:
+    """An experiment from TOML text."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"{origin} is not valid TOML: {error}") from None
+    return from_tree(tree)
+
+
+def from_tree(tree: Mapping[str, Any]) -> Experiment:
+    """An experiment from nested settings; the first mistake becomes one sentence."""
+    try:
+        return Experiment.model_validate(tree)
+    except ValidationError as error:
+        raise SettingError(_sentence(error)) from None
+
+
+def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words of a command line; values as in TOML, bare words as strings."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not sign or not key.strip():
+            raise SettingError(f"--set takes key=value, not {pair!r}")
+        settings[key.strip()] = _value(text.strip())
+    return settings
+
+
+def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
+    """A copy with dotted keys replaced, checked as a whole."""
+    tree = experiment.model_dump(mode="json")
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        node = tree
+        for part in path:
+            node = node.get(part) if isinstance(node, dict) else None
+        if not isinstance(node, dict):
+            raise SettingError(_unknown(key))
+        node[last] = value
+    return from_tree(tree)
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as a file that reads back equal."""
+    tree = experiment.model_dump(mode="json", exclude_none=True)
+    sections = {key: value for key, value in tree.items() if isinstance(value, dict)}
+    lines = [f"{key} = {_toml(value)}" for key, value in tree.items() if key not in sections]
+    for section, values in sections.items():
+        lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _known_keys() -> list[str]:
+    keys = []
+    for name, info in Experiment.model_fields.items():
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            keys += [name, *(f"{name}.{key}" for key in annotation.model_fields)]
+        else:
+            keys.append(name)
+    return keys
+
+
+def _unknown(key: str) -> str:
+    known = _known_keys()
+    same_leaf = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
+    near = same_leaf or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    siblings = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]] or known
+    hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(siblings)}"
+    return f"there is no setting {key}; {hint}"
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return _unknown(key)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key} = {first['input']!r} is not allowed: {message[0].lower()}{message[1:]}"

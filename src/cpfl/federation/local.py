@@ -1,0 +1,37 @@
+"""A client's local work in one round: which batches, and how they are augmented. Engines do the arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpfl.data.transform import Plan, draw_plan
+from cpfl.experiment import Federation
+from cpfl.randomness import stream
+
+
+def steps(federation: Federation, samples: int) -> int:
+    """Mini-batches of a client in one round."""
+    return federation.local_steps or federation.local_epochs * math.ceil(samples / federation.batch_size)
+
+
+def batches(federation: Federation, samples: int, seed: int, client: int, round: int) -> list[NDArray[np.int64]]:
+    """Positions in the client's training samples, batch by batch; the last of an epoch may be short."""
+    rng = stream(seed, "batches", client, round)
+    size = federation.batch_size
+    if federation.local_steps:  # every step draws from a fresh shuffle
+        return [rng.permutation(samples)[:size] for _ in range(federation.local_steps)]
+    orders = [rng.permutation(samples) for _ in range(federation.local_epochs)]
+    return [order[at : at + size] for order in orders for at in range(0, samples, size)]
+
+
+def augmentation(count: int, shape: tuple[int, ...], seed: int, client: int, round: int) -> Plan:
+    """The augmentation of every sample that the client visits in the round, in batch order."""
+    return draw_plan(stream(seed, "augment", client, round), count, shape)
+
+
+def validation_augmentation(count: int, shape: tuple[int, ...], seed: int, client: int, round: int) -> Plan:
+    """The augmentation of a client's validation images, where that setting is on."""
+    return draw_plan(stream(seed, "val-augment", client, round), count, shape)

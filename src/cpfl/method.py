@@ -1,0 +1,131 @@
+"""Cohort-Parallel Federated Learning: Algorithm 1 of the paper, in its order and its words.
+
+    Plan      M clients are split at random into n cohorts.
+    Federate  Every cohort runs its own FL session, in parallel, until its own stopping rule fires.
+    Distil    The cohort models become the teachers of one student on public, unlabelled data.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from cpfl.distillation.distil import Distilled, distil
+from cpfl.distillation.student import EpochRecord
+from cpfl.engines.base import Engine
+from cpfl.experiment import Distillation
+from cpfl.federation.session import Closed, Session
+from cpfl.problem import Problem
+from cpfl.runs import checkpoint, files, records, teachers
+from cpfl.runs.folder import RunFolder, load_state
+from cpfl.runs.keeper import Keeper
+from cpfl.runs.teachers import Teachers
+
+
+class Watcher(Protocol):
+    """Somebody who looks on: a terminal, a test, a tracker."""
+
+    def on_round(self, session: Session, closed: Closed) -> None:
+        """A cohort closed a round."""
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """The student went through the public set once."""
+
+    def on_note(self, text: str) -> None:
+        """Something worth a line happened."""
+
+
+def cpfl(problem: Problem, folder: RunFolder, engine: Engine, device: torch.device, watcher: Watcher) -> dict[str, Any]:
+    """The whole method, into a run folder; goes on from whatever the folder already holds."""
+    began = time.perf_counter()
+    sessions = plan(problem)
+    speed = federate(problem, sessions, folder, engine, watcher)
+    outcome = distil_cohorts(problem, folder, problem.experiment.distillation, folder.path, device, watcher)
+    summary = {
+        **outcome,
+        "wall_seconds": round(time.perf_counter() - began, 3),
+        "samples_per_second": round(speed, 1),
+        "engine": engine.name,
+        "device": device.type,
+    }
+    files.write_json(folder.path / "summary.json", summary)  # exists only when all else does
+    return summary
+
+
+def plan(problem: Problem) -> list[Session]:
+    """A session for every cohort, all from the same start."""
+    return [
+        Session(cohort, clients, problem.experiment, problem.fleet, problem.model_bytes, problem.start)
+        for cohort, clients in enumerate(problem.plan)
+    ]
+
+
+def federate(
+    problem: Problem, sessions: list[Session], folder: RunFolder, engine: Engine, watcher: Watcher
+) -> float:
+    """Train every cohort until it stops; the samples trained per second of real time."""
+    for session in sessions:
+        for damage in checkpoint.restore(folder, session):
+            watcher.on_note(f"{damage}; going on from the one before it")
+    keeper = Keeper(folder, problem.experiment.checkpoint_seconds)
+    before = sum(session.samples for session in sessions)
+    began = time.perf_counter()
+
+    def on_round(session: Session, closed: Closed) -> None:
+        keeper.keep(session, closed)
+        watcher.on_round(session, closed)
+
+    engine.federate(sessions, on_round)
+    return (sum(session.samples for session in sessions) - before) / (time.perf_counter() - began)
+
+
+def distil_cohorts(
+    problem: Problem, folder: RunFolder, settings: Distillation, into: Path, device: torch.device, watcher: Watcher
+) -> dict[str, Any]:
+    """Distil the run's cohort models, as these settings choose and join them, into one global model."""
+    chosen = teachers.choose(folder, settings)
+    states = [load_state(path) for path in chosen.paths]
+    with files.explained(into):
+        (into / "models").mkdir(parents=True, exist_ok=True)
+    records.cut(into / "epochs.jsonl", 0)
+
+    def on_epoch(record: EpochRecord) -> None:
+        records.append(into / "epochs.jsonl", asdict(record))
+        watcher.on_epoch(record)
+
+    outcome = distil(problem, states, chosen.cohorts, settings, device, on_epoch)
+    accuracy = {"accuracy": outcome.student_accuracy}
+    files.save_tensors(into / "models" / "global.safetensors", outcome.student, accuracy)
+    files.write_json(into / "clients.json", {"clients": outcome.client_accuracies})
+    return summarize(problem, chosen, outcome)
+
+
+def summarize(problem: Problem, chosen: Teachers, outcome: Distilled) -> dict[str, Any]:
+    """What a run is held to: accuracy in per cent, virtual hours, CPU hours, GB of 10⁹ bytes."""
+    experiment = problem.experiment
+    accuracies = outcome.teacher_accuracies
+    return {
+        "name": experiment.name,
+        "cohorts": experiment.cohorts,
+        "clients": experiment.clients,
+        "seed": experiment.seed,
+        "student_accuracy": outcome.student_accuracy,
+        "student_accuracy_best_epoch": outcome.best_epoch_accuracy,
+        "student_accuracy_per_class": outcome.class_accuracies,
+        "teacher_accuracy_mean": statistics.fmean(accuracies),
+        "teacher_accuracy_std": statistics.pstdev(accuracies),
+        "teacher_accuracies": accuracies,
+        "ensemble_accuracy": outcome.ensemble_accuracy,
+        "teachers": chosen.cohorts,
+        "hours": chosen.hours,
+        "cpu_hours": chosen.cpu_hours,
+        "comm_gb": chosen.comm_gb,
+        "rounds": chosen.rounds,
+        "samples": chosen.samples,
+        "distill_seconds": round(outcome.seconds, 3),
+    }

@@ -1,0 +1,146 @@
+"""The models that come with the package; any nn.Module works.
+
+All return logits, one for each class, never probabilities.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpfl.errors import ModelError
+from cpfl.experiment import Model
+from cpfl.randomness import stream
+
+State = dict[str, Tensor]
+"""A model's parameters and buffers by name."""
+
+ModelFactory = Callable[[], nn.Module]
+
+
+def gn_lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The paper's CIFAR-10 model: LeNet with group normalisation, 85,354 parameters."""
+    channels, height, width = _image(shape, "gn-lenet")
+    side = [_pooled(_pooled(_pooled(s, 3), 3), 3) for s in (height, width)]
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.MaxPool2d(3, 2),
+        nn.GroupNorm(2, 32),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 5, padding=2),
+        nn.GroupNorm(2, 32),
+        nn.MaxPool2d(3, 2),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.GroupNorm(2, 64),
+        nn.MaxPool2d(3, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * side[0] * side[1], classes),
+    )
+
+
+def femnist_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The paper's FEMNIST model (LEAF's): 1.69 million parameters at 62 classes."""
+    channels, height, width = _image(shape, "femnist-cnn")
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), 512),
+        nn.ReLU(),
+        nn.Linear(512, classes),
+    )
+
+
+def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Module:
+    """One hidden layer; takes samples of any shape."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(shape), hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
+    )
+
+
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {"gn-lenet": gn_lenet, "femnist-cnn": femnist_cnn, "mlp": mlp}
+
+
+def factory(model: Model, shape: tuple[int, ...], classes: int) -> ModelFactory:
+    """What builds the model that the experiment names: one of ours, or the user's `module:Class`."""
+    if model.name in BUILT_IN:
+        build = BUILT_IN[model.name]
+        return _guarded(model.name, lambda: build(shape, classes, **model.args))
+    module, colon, attribute = model.name.partition(":")
+    if not colon:
+        known = ", ".join(BUILT_IN)
+        raise ModelError(f"model.name = {model.name!r} is unknown; known: {known}, or module:Class")
+    try:
+        build = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"model.name = {model.name!r} cannot be loaded: {error}") from None
+    return _guarded(model.name, lambda: build(**model.args))
+
+
+def fresh(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> nn.Module:
+    """A new model whose start is addressed by (seed, purpose), whatever else torch drew before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(stream(seed, purpose).integers(2**63)))
+        return build().to(dtype)
+
+
+def check(module: nn.Module, x: Tensor, classes: int) -> None:
+    """The model takes these inputs and answers with one logit for each class."""
+    try:
+        with torch.no_grad():
+            out = module.eval()(x)
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        raise ModelError(f"the model does not take samples of shape {tuple(x.shape[1:])}: {reason}") from None
+    finally:
+        module.train()
+    if not isinstance(out, Tensor) or out.shape != (len(x), classes):
+        got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
+        raise ModelError(f"the model answers a sample with {got}, the data needs ({classes},): one logit for each class")
+
+
+def state_of(module: nn.Module) -> State:
+    """A copy of a model's state that nothing else changes."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def wire_bytes(model: Model, state: State) -> int:
+    """The model's size on the network: as set, or four bytes a number."""
+    return model.bytes or 4 * sum(value.numel() for value in state.values())
+
+
+def _guarded(name: str, build: Callable[[], Any]) -> ModelFactory:
+    def call() -> nn.Module:
+        try:
+            module = build()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ModelError(f"model {name} cannot be built: {str(error).splitlines()[0]}") from None
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"model {name} gives a {type(module).__name__}, not a torch.nn.Module")
+        return module
+
+    return call
+
+
+def _image(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise ModelError(f"model {name} takes images (channels, height, width), not samples of shape {shape}")
+    return shape[0], shape[1], shape[2]
+
+
+def _pooled(side: int, kernel: int) -> int:
+    return (side - kernel) // 2 + 1

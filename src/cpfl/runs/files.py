@@ -1,0 +1,108 @@
+"""Files that are either whole or absent: atomic writes, and tensors with a checksum inside."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from cpfl.errors import RunFolderError
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turns a failed write into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            reason = f"the disk is full ({error.strerror}): free some space, then go on with cpfl resume"
+        else:
+            reason = error.strerror or str(error)
+        raise RunFolderError(f"cannot write {path}: {reason}") from None
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace a file at once: a reader or a crash sees the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.part")
+    with explained(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def write_json(path: Path, tree: Mapping[str, Any]) -> None:
+    """A small JSON file, whole or absent."""
+    write_atomic(path, (json.dumps(tree, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON file; a missing or damaged one is told in a sentence."""
+    try:
+        tree = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise RunFolderError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(tree, dict):
+        raise RunFolderError(f"{path} is damaged: it is not a JSON object")
+    return tree
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+    """Tensors and numbers as one safetensors file that carries its own checksum."""
+    # Copies: tied parameters share memory, which safetensors refuses.
+    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    text = json.dumps(numbers, sort_keys=True, allow_nan=False)
+    content = safetensors.torch.save(plain, {"numbers": text, "sha256": _digest(plain, text)})
+    write_atomic(path, content)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What save_tensors wrote; anything cut short or changed is refused."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing") from None
+    except Exception as error:  # safetensors has no common error for damaged files
+        raise RunFolderError(f"{path} is damaged: {error}") from None
+    text = metadata.get("numbers", "")
+    if _digest(tensors, text) != metadata.get("sha256"):
+        raise RunFolderError(f"{path} is damaged: its checksum does not match")
+    numbers: dict[str, Any] = json.loads(text)
+    return tensors, numbers
+
+
+def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        digest.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
+        digest.update(value.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,136 @@
+"""The run folder: where everything of a run lies, and who may write to it.
+
+    run.json            schema, versions, cohorts' clients and label counts, fingerprints of the data
+    experiment.toml     every setting, resolved
+    rounds/             cohort-0003.jsonl: one line a round, appended as it goes
+    models/             start, every cohort's teacher, and the global model (safetensors)
+    snapshots/          cohort models as they were at chosen moments
+    checkpoints/        the last two states of every cohort: what resume goes on from
+    epochs.jsonl        the distillation, one line an epoch
+    clients.json        what the global model is worth to each client
+    summary.json        the outcome; exists when the run is finished
+    distillations/      later distillations of the same run
+    log.jsonl           starts, resumes and the machine they ran on
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cpfl import experiment_file
+from cpfl.errors import RunFolderError
+from cpfl.experiment import Experiment
+from cpfl.models import State
+from cpfl.runs import files, records
+
+SCHEMA = 1
+FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
+
+
+class RunFolder:
+    """Paths and contents of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment, about: Mapping[str, Any]) -> RunFolder:
+        """A new run folder; one that already holds something is never touched."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunFolderError(f"{path} exists and is not an empty folder: choose another --out, or cpfl resume it")
+        with files.explained(path):
+            for name in FOLDERS:
+                (path / name).mkdir(parents=True, exist_ok=True)
+        folder = cls(path)
+        files.write_atomic(path / "experiment.toml", experiment_file.to_toml(experiment).encode())
+        # run.json comes last: a folder without it never became a run.
+        files.write_json(path / "run.json", {"schema": SCHEMA, "versions": versions(), **about})
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run folder of a schema that we can read."""
+        if not (path / "run.json").is_file():
+            raise RunFolderError(f"{path} is not a run folder: it has no run.json")
+        folder = cls(path)
+        schema = folder.about().get("schema")
+        if schema != SCHEMA:
+            raise RunFolderError(f"{path} has schema {schema}; this version of cpfl reads schema {SCHEMA}")
+        return folder
+
+    def lock(self) -> None:
+        """Be the only process that trains into this folder, for as long as this process lives."""
+        handle = os.open(self.path / "run.json", os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise RunFolderError(f"{self.path} is being trained by another process") from None
+        self._lock = handle
+
+    def unlock(self) -> None:
+        """Let others train into it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def experiment(self) -> Experiment:
+        """The resolved experiment."""
+        return experiment_file.load(self.path / "experiment.toml")
+
+    def about(self) -> dict[str, Any]:
+        """Versions, cohorts, fingerprints."""
+        return files.read_json(self.path / "run.json")
+
+    def log(self, event: str, **facts: Any) -> None:
+        """Append to the log of starts and resumes."""
+        machine = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": platform.machine()}
+        records.append(self.path / "log.jsonl", {"event": event, **machine, "versions": versions(), **facts})
+
+    def rounds(self, cohort: int) -> Path:
+        """A cohort's records."""
+        return self.path / "rounds" / f"cohort-{cohort:04d}.jsonl"
+
+    def model(self, name: str) -> Path:
+        """start, global, or a cohort's teacher."""
+        return self.path / "models" / f"{name}.safetensors"
+
+    def teacher(self, cohort: int) -> Path:
+        """A stopped cohort's model."""
+        return self.model(f"cohort-{cohort:04d}")
+
+    def snapshot(self, cohort: int, round: int) -> Path:
+        """A cohort's model as it was after a round."""
+        return self.path / "snapshots" / f"cohort-{cohort:04d}-round-{round:06d}.safetensors"
+
+    def snapshots(self, cohort: int) -> list[Path]:
+        """A cohort's snapshots, oldest first."""
+        return sorted((self.path / "snapshots").glob(f"cohort-{cohort:04d}-round-*.safetensors"))
+
+    def summary(self) -> dict[str, Any] | None:
+        """The outcome, or None while the run is unfinished."""
+        path = self.path / "summary.json"
+        return files.read_json(path) if path.is_file() else None
+
+
+def load_state(path: Path) -> State:
+    """A model from a run folder."""
+    return files.load_tensors(path)[0]
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with."""
+    packages = {name: metadata.version(name) for name in ("torch", "numpy")}
+    try:
+        own = metadata.version("cpfl")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        own = "source"
+    return {"cpfl": own, "python": platform.python_version(), **packages}

@@ -1,0 +1,45 @@
+"""Append-only lines of JSON that other programs can read while the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cpfl.errors import RunFolderError
+from cpfl.runs.files import explained
+
+
+def append(path: Path, record: Mapping[str, Any]) -> int:
+    """Add a line; the file's size after it."""
+    line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
+    with explained(path), path.open("ab") as file:
+        file.write(line.encode())
+        return file.tell()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; one that is being written, or was cut by a crash, is left out."""
+    if not path.is_file():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except ValueError:
+        raise RunFolderError(f"{path} is damaged: a line is not JSON") from None
+
+
+def sync(path: Path) -> None:
+    """Make sure that what was appended survives a power cut."""
+    with explained(path), path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def cut(path: Path, size: int) -> None:
+    """Forget what was appended after a checkpoint: it is done again, equally."""
+    with explained(path):
+        if path.exists():
+            os.truncate(path, size)

@@ -1,0 +1,100 @@
+"""Which models become teachers: all at their stops, all at a virtual time, or at the moment a quorum has stopped.
+
+Reads the run folder only, so every question about stopping can be asked again later without training.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cpfl.errors import RunFolderError
+from cpfl.experiment import Distillation, hours
+from cpfl.runs import files, records
+from cpfl.runs.folder import RunFolder
+
+ROUNDING = 1e-6  # seconds; a moment that was reached exactly counts as reached
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """Who teaches: cohorts, the files of their models, and what training had cost by then."""
+
+    cohorts: list[int]
+    paths: list[Path]
+    hours: float
+    cpu_hours: float
+    comm_gb: float
+    rounds: int
+    samples: int
+
+
+def choose(folder: RunFolder, settings: Distillation) -> Teachers:
+    """The teachers that these settings ask for."""
+    about = folder.about()
+    lines = [records.read(folder.rounds(cohort)) for cohort in range(len(about["plan"]))]
+    stops = [line[-1]["clock"] if line and line[-1]["stop"] else math.inf for line in lines]
+    clocks = [line[-1]["clock"] if line else 0.0 for line in lines]
+    moment = _moment(folder, settings, stops)
+    behind = [i for i, stop in enumerate(stops) if stop == math.inf and clocks[i] < moment]
+    if behind:
+        raise RunFolderError(
+            f"cohort {behind[0]} of {folder.path} has trained for {clocks[behind[0]] / 3600:.2f} h and not stopped: "
+            f"its model at {moment / 3600:.2f} h is not there yet; wait, or ask for an earlier time"
+        )
+    cohorts, paths = [], []
+    for cohort, stop in enumerate(stops):
+        if stop <= moment + ROUNDING:
+            cohorts.append(cohort)
+            paths.append(folder.teacher(cohort))
+        elif settings.unfinished == "latest":
+            cohorts.append(cohort)
+            paths.append(_latest(folder, cohort, moment))
+    if not cohorts:
+        raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
+    spent = [r for line in lines for r in line if r["clock"] <= moment + ROUNDING]
+    sent = sum(r["bytes"] for r in spent) + len(cohorts) * about["model_bytes"]
+    return Teachers(
+        cohorts=cohorts,
+        paths=paths,
+        hours=moment / 3600,
+        cpu_hours=sum_in_order(spent, "cpu_seconds") / 3600,
+        comm_gb=sent / 1e9,
+        rounds=len(spent),
+        samples=sum(r["samples"] for r in spent),
+    )
+
+
+def sum_in_order(lines: list[dict[str, Any]], key: str) -> float:
+    """A sum that does not depend on the order in which cohorts happened to run: lines come by cohort and round."""
+    return math.fsum(line[key] for line in lines)
+
+
+def _moment(folder: RunFolder, settings: Distillation, stops: list[float]) -> float:
+    if settings.at:
+        return hours(settings.at) * 3600
+    needed = math.ceil(settings.quorum * len(stops) - 1e-9)
+    moment = sorted(stops)[needed - 1]
+    if moment == math.inf:
+        stopped = sum(stop < math.inf for stop in stops)
+        raise RunFolderError(
+            f"{stopped} of the {len(stops)} cohorts of {folder.path} have stopped, {needed} are needed: "
+            "wait, resume it, or give --at or a lower --quorum"
+        )
+    return moment
+
+
+def _latest(folder: RunFolder, cohort: int, moment: float) -> Path:
+    if not folder.experiment().snapshots:
+        raise RunFolderError(
+            f"{folder.path} kept no snapshots, so cohort {cohort}'s model at {moment / 3600:.2f} h is gone: "
+            "run it with --set snapshots=5h (or '50 rounds'), or set distillation.unfinished=drop"
+        )
+    latest = folder.model("start")
+    for path in folder.snapshots(cohort):
+        if files.load_tensors(path)[1]["clock"] > moment + ROUNDING:
+            break
+        latest = path
+    return latest

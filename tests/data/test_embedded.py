@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from PIL import ImageFont
+from sklearn.datasets import load_digits
+
+from cpfl.data import embedded
+from cpfl.errors import DataError
+
+
+def test_digits_are_all_there_once() -> None:
+    train, test = embedded.digits("train"), embedded.digits("test")
+    assert train.shape == test.shape == (1, 8, 8)
+    assert train.x.dtype == np.uint8
+    assert len(train) + len(test) == 1797
+    assert len(test) == round(0.2 * 1797)
+    assert train.y is not None
+    assert test.y is not None
+    assert np.bincount(test.y).min() > 20
+    both = np.concatenate([train.x, test.x])[:, 0]
+    expected = np.rint(load_digits().images * 255 / 16).astype(np.uint8)
+    assert sorted(image.tobytes() for image in both) == sorted(image.tobytes() for image in expected)
+    assert both.max() == 255
+
+
+def test_digits_are_the_same_every_time() -> None:
+    assert embedded.digits("test").fingerprint() == embedded.digits("test").fingerprint()
+
+
+def test_letters_have_the_form_of_digits() -> None:
+    letters, digits = embedded.letters(), embedded.digits("train")
+    assert letters.x.shape == (4000, 1, 8, 8)
+    assert letters.x.dtype == np.uint8
+    assert letters.y is None
+    # Only the 17 values that a 4×4 block can have.
+    assert set(np.unique(letters.x)) <= {round(k * 255 / 16) for k in range(17)}
+    # As much ink, as many empty and full blocks, the whole height.
+    assert abs(letters.x.mean() - digits.x.mean()) < 5
+    assert abs((letters.x == 0).mean() - (digits.x == 0).mean()) < 0.06
+    assert abs((letters.x == 255).mean() - (digits.x == 255).mean()) < 0.04
+    assert ((letters.x[:, 0] > 0).any(axis=2).sum(axis=1) >= 7).mean() > 0.95
+    assert len({image.tobytes() for image in letters.x}) > 3900
+
+
+def test_letters_are_deterministic_quick_and_the_callers_own() -> None:
+    first = embedded.letters()
+    expected = first.fingerprint()
+    first.x[:] = 0  # type: ignore[assignment]
+    assert embedded.letters().fingerprint() == expected
+    embedded._drawn_letters.cache_clear()
+    started = time.perf_counter()
+    assert embedded.letters().fingerprint() == expected
+    assert time.perf_counter() - started < 10  # under 1 s on an idle core
+
+
+def test_no_letter_is_drawn_like_a_digit() -> None:
+    assert not set("0123456789OoIlQ") & set(embedded.LETTERS)
+    assert len(embedded.LETTERS) >= 36
+
+
+def test_a_pillow_without_freetype(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: int) -> None:
+        raise ImportError("The _imagingft C module is not installed")
+
+    embedded._glyph.cache_clear()
+    monkeypatch.setattr(ImageFont, "load_default", missing)
+    with pytest.raises(DataError, match="'letters' is drawn with FreeType"):
+        embedded._glyph("A")
