@@ -1,11 +1,13 @@
 """Cohort-Parallel Federated Learning: train cohorts side by side, distil them into one model."""
 
-from cpfl.api import Run, distill, load_run, resume, run, sweep
+from cpfl.api import Run, distill, load_run, resume, run
 from cpfl.engines.base import Engine
 from cpfl.errors import CpflError
 from cpfl.experiment import Experiment
 from cpfl.experiment_file import load as load_experiment
+from cpfl.export import export
 from cpfl.method import Watcher
+from cpfl.sweep import sweep
 
 __all__ = [
     "CpflError",
@@ -14,6 +16,7 @@ __all__ = [
     "Run",
     "Watcher",
     "distill",
+    "export",
     "load_experiment",
     "load_run",
     "resume",

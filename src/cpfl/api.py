@@ -1,9 +1,9 @@
-"""The same from Python as from the command line: run, resume, distill, sweep, load_run."""
+"""The same from Python as from the command line: run, resume, distill, load_run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,17 @@ from typing import Any
 import torch
 
 from cpfl import experiment_file, method
+from cpfl.data import sources
+from cpfl.data.catalogue import CATALOGUE
 from cpfl.data.federated import Given, as_samples
+from cpfl.data.fetch import fetch
 from cpfl.data.samples import Samples
 from cpfl.data.sources import search_roots
 from cpfl.distillation.weights import cohort_counts
 from cpfl.engines.base import Engine
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import CpflError, RunFolderError, SettingError
+from cpfl.estimate import estimate
 from cpfl.experiment import GIVEN, Experiment
 from cpfl.models import State
 from cpfl.problem import OwnModel, Problem, prepare
@@ -84,16 +88,20 @@ def run(
     """
     chosen = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
     replaced = dict(settings or {}) | {
-        key: GIVEN for key, value in (("model.name", model), ("data.train", train), ("data.public", public)) if value is not None
+        key: GIVEN
+        for key, value in (("model.name", model), ("data.train", train), ("data.public", public))
+        if value is not None
     }
     chosen = experiment_file.with_settings(chosen, replaced)
     place = torch_device(device)
     _known_engine(engine)
-    problem = _prepare(chosen, data, model, _given(train, test, public))
+    looking = watcher or Silent()
+    problem = _prepare(chosen, data, model, _given(train, test, public), looking)
+    looking.on_note(estimate(problem, place).sentence(chosen))
     path = Path(out) if out is not None else RUNS / new_name(chosen)
     folder = RunFolder.create(path, chosen, describe(problem, data))
     files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
-    return _go(problem, folder, engine, place, watcher or Silent(), "started")
+    return _go(problem, folder, engine, place, looking, "started")
 
 
 def resume(
@@ -114,10 +122,11 @@ def resume(
         return Run(folder.path)
     place = torch_device(device)
     _known_engine(engine)
-    problem = _reopen(folder, data, model, _given(train, test, public))
+    looking = watcher or Silent()
+    problem = _reopen(folder, data, model, _given(train, test, public), looking)
     if not folder.model("start").is_file():  # killed in its very first moment
         files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
-    return _go(problem, folder, engine, place, watcher or Silent(), "resumed")
+    return _go(problem, folder, engine, place, looking, "resumed")
 
 
 def distill(
@@ -133,7 +142,7 @@ def distill(
     watcher: method.Watcher | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Distil a run again, finished or still running, without training: `at="10h"`, `quorum=0.75`, `weights="uniform"` …"""
+    """Distil a run again, finished or still running, without training: at="10h", quorum=0.75, weights="uniform" …"""
     folder = RunFolder.open(Path(path))
     own = {f"distillation.{key}": value for key, value in settings.items()}
     if public is not None:
@@ -141,11 +150,12 @@ def distill(
     changed = experiment_file.with_settings(folder.experiment(), own).distillation
     label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
     label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
-    problem = _reopen(folder, data, model, _given(train, test, public), changed.student, own_public=public is not None)
+    looking, own_public = watcher or Silent(), public is not None
+    problem = _reopen(folder, data, model, _given(train, test, public), looking, changed.student, own_public)
     into = folder.path / "distillations" / label
     began = time.perf_counter()
     place = torch_device(device)
-    outcome = method.distil_cohorts(problem, folder, changed, into, place, watcher or Silent())
+    outcome = method.distil_cohorts(problem, folder, changed, into, place, looking)
     summary = {
         **outcome,
         "distillation": changed.model_dump(),
@@ -154,44 +164,6 @@ def distill(
     }
     files.write_json(into / "summary.json", summary)
     return {**summary, "path": str(into)}
-
-
-def sweep(
-    experiment: str | Path | Experiment,
-    *,
-    cohorts: Sequence[int],
-    seeds: Sequence[int] | None = None,
-    out: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    **common: Any,
-) -> list[Run]:
-    """One run for every n and seed; what is finished in the folder is not done again."""
-    base = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
-    base = experiment_file.with_settings(base, settings or {})
-    where = Path(out) if out is not None else RUNS / new_name(base)
-    return [
-        run_or_resume(variant, where / f"n{variant.cohorts:03d}-seed{variant.seed}", **common)
-        for variant in variants(base, cohorts, seeds or [base.seed])
-    ]
-
-
-def variants(base: Experiment, cohorts: Iterable[int], seeds: Iterable[int]) -> list[Experiment]:
-    """Every combination, checked before the first one runs."""
-    return [experiment_file.with_settings(base, {"cohorts": n, "seed": seed}) for seed in seeds for n in cohorts]
-
-
-def run_or_resume(experiment: Experiment, path: Path, **common: Any) -> Run:
-    """The finished run at this path, made by whatever is still missing of it."""
-    if not (path / "run.json").is_file():
-        return run(experiment, out=path, **common)
-    stored = RunFolder.open(path).experiment()
-    given = [key for key in ("model", "train", "public") if common.get(key) is not None]
-    wanted = experiment_file.with_settings(
-        experiment, {{"model": "model.name"}.get(key, f"data.{key}"): GIVEN for key in given}
-    )
-    if stored != wanted:
-        raise RunFolderError(f"{path} holds a run with other settings: choose another --out")
-    return resume(path, **common)
 
 
 def load_run(path: str | Path) -> Run:
@@ -254,6 +226,7 @@ def _reopen(
     data: str | Path | None,
     model: OwnModel | None,
     given: Given,
+    watcher: method.Watcher,
     student: str = "",
     own_public: bool = False,
 ) -> Problem:
@@ -270,7 +243,7 @@ def _reopen(
             )
     if student:
         experiment = experiment_file.with_settings(experiment, {"distillation.student": student})
-    problem = _prepare(experiment, data or about["data_folder"], model, given)
+    problem = _prepare(experiment, data or about["data_folder"], model, given, watcher)
     found = problem.data.fingerprint()
     for name, digest in about["fingerprint"].items():
         if digest != found[name] and not (own_public and name == "public"):
@@ -278,11 +251,20 @@ def _reopen(
     return problem
 
 
-def _prepare(experiment: Experiment, data: str | Path | None, model: OwnModel | None, given: Given) -> Problem:
+def _prepare(
+    experiment: Experiment, data: str | Path | None, model: OwnModel | None, given: Given, watcher: method.Watcher
+) -> Problem:
     folder = None if data is None else Path(data)
     if folder is not None and not folder.is_dir():
         raise SettingError(f"--data {folder} is not a folder")
-    return prepare(experiment, search_roots(folder), given, model)
+    roots = search_roots(folder)
+    needed = {experiment.data.train, experiment.data.public} | ({"fedscale"} & {experiment.devices.trace})
+    for name in sorted(needed & CATALOGUE.keys()):
+        about = sources.describe(name, roots)
+        if about.format == "missing" and about.downloadable:
+            watcher.on_note(f"{name} is not here yet: downloading {about.size / 1e6:,.0f} MB to {roots[-1] / name}")
+            fetch(name, roots[-1])
+    return prepare(experiment, roots, given, model)
 
 
 def _given(train: object, test: object, public: object) -> Given:

@@ -131,8 +131,6 @@ def _read_pickle(path: Path) -> list[tuple[str, float, float]]:
     try:
         with path.open("rb") as file:
             tree = _PlainUnpickler(file).load()
-        return [
-            (str(device), float(row["computation"]), float(row["communication"])) for device, row in tree.items()
-        ]
+        return [(str(device), float(row["computation"]), float(row["communication"])) for device, row in tree.items()]
     except Exception as error:  # a hostile or torn pickle can raise anything
         raise DataError(f"the device trace {path} is not FedScale's pickle: {error}") from None

@@ -23,7 +23,9 @@ def load(source: str | Path) -> Experiment:
         if text not in presets():
             near = difflib.get_close_matches(text, presets(), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise SettingError(f"no preset is called {text!r}{hint} Presets: {', '.join(presets())}; or give a .toml file")
+            raise SettingError(
+                f"no preset is called {text!r}{hint} Presets: {', '.join(presets())}; or give a .toml file"
+            )
         return parse(resources.files("cpfl.presets").joinpath(f"{text}.toml").read_text(), text)
     try:
         content = Path(text).read_text()
@@ -70,7 +72,7 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experi
     tree = experiment.model_dump(mode="json")
     for key, value in settings.items():
         *path, last = key.split(".")
-        node = tree
+        node: Any = tree
         for part in path:
             node = node.get(part) if isinstance(node, dict) else None
         if not isinstance(node, dict):

@@ -1,8 +1,8 @@
 """Cohort-Parallel Federated Learning: Algorithm 1 of the paper, in its order and its words.
 
-    Plan      M clients are split at random into n cohorts.
-    Federate  Every cohort runs its own FL session, in parallel, until its own stopping rule fires.
-    Distil    The cohort models become the teachers of one student on public, unlabelled data.
+Plan      M clients are split at random into n cohorts.
+Federate  Every cohort runs its own FL session, in parallel, until its own stopping rule fires.
+Distil    The cohort models become the teachers of one student on public, unlabelled data.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ def plan(problem: Problem) -> list[Session]:
     ]
 
 
-def federate(
-    problem: Problem, sessions: list[Session], folder: RunFolder, engine: Engine, watcher: Watcher
-) -> float:
+def federate(problem: Problem, sessions: list[Session], folder: RunFolder, engine: Engine, watcher: Watcher) -> float:
     """Train every cohort until it stops; the samples trained per second of real time."""
     for session in sessions:
         for damage in checkpoint.restore(folder, session):

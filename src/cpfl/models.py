@@ -110,7 +110,9 @@ def check(module: nn.Module, x: Tensor, classes: int) -> None:
         module.train()
     if not isinstance(out, Tensor) or out.shape != (len(x), classes):
         got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
-        raise ModelError(f"the model answers a sample with {got}, the data needs ({classes},): one logit for each class")
+        raise ModelError(
+            f"the model answers a sample with {got}, the data needs ({classes},): one logit for each class"
+        )
 
 
 def state_of(module: nn.Module) -> State:

@@ -21,6 +21,7 @@ val-augment    client, round              the same for validation images, where 
 student        –                          one integer below 2**63: the torch seed of the fresh student
 public-crop    –                          where larger public images are cropped
 view           view                       crop, flip and cutout of every public image in one view
+letters        – (seed 0)                 the built-in public set: letter, slant, size and weight of every image
 distill        epoch                      permutation of the public images
 """
 

@@ -310,14 +310,18 @@ def test_the_judged_model_is_the_one_that_is_kept():
     settings = replace(TINY, clients=1, cohorts=1, max_rounds=2)
     best, last = run_tiny(settings, [0] * 20), run_tiny(replace(settings, keep="last"), [0] * 20)
     first, second = best.rounds[0]
+
     # 18 samples of class 0 in batches of ten: two steps of 1 − p(0), with p(0) = 1 / (1 + exp(−2b)) for a bias (b, −b).
-    after_one_step = 0.5
-    after_one_round = after_one_step + 1 - 1 / (1 + math.exp(-2 * after_one_step))
-    assert first["value"] == first["average"] == pytest.approx(math.log(2), abs=1e-15)
-    assert second["value"] == pytest.approx(math.log1p(math.exp(-2 * after_one_round)), abs=1e-15)
+    def after_a_step(b):
+        return b + 1 - 1 / (1 + math.exp(-2 * b))
+
+    after_one_round = after_a_step(after_a_step(0.0))
+    after_two_rounds = after_a_step(after_a_step(after_one_round))
+    assert first["value"] == first["average"] == pytest.approx(math.log1p(math.exp(-2 * after_one_round)), abs=1e-15)
+    assert second["value"] == pytest.approx(math.log1p(math.exp(-2 * after_two_rounds)), abs=1e-15)
     assert second["average"] == pytest.approx((first["value"] + second["value"]) / 2, abs=1e-15)
-    assert best.teachers[0]["2.bias"][0] == pytest.approx(after_one_round, abs=1e-15)  # as round 2 found it
-    assert last.teachers[0]["2.bias"][0] > after_one_round
+    assert best.teachers[0]["2.bias"][0] == last.teachers[0]["2.bias"][0]  # the loss fell in both rounds
+    assert best.teachers[0]["2.bias"][0] == pytest.approx(after_two_rounds, abs=1e-15)
     assert first["seconds"] == 6.0  # two steps, the short one as dear as the full one; no transfer
     assert (len(best.clients[0].training), len(best.clients[0].validation)) == (18, 2)
 

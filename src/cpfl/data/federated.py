@@ -88,7 +88,9 @@ def as_samples(x: object, y: object = None, columns: dict[str, object] | None = 
     """Samples from a user's arrays or tensors."""
     inputs = _array(x)
     if inputs.ndim < 2:
-        raise DataError(f"the inputs have shape {inputs.shape}: the first axis counts samples, at least one more is needed")
+        raise DataError(
+            f"the inputs have shape {inputs.shape}: the first axis counts samples, at least one more is needed"
+        )
     if inputs.dtype != np.uint8:
         inputs = inputs.astype(np.float64 if inputs.dtype == np.float64 else np.float32)
         if not np.isfinite(inputs).all():
@@ -133,7 +135,9 @@ def _check_labels(train: Samples, test: Samples, classes: int) -> int:
     assert test.y is not None
     found = int(train.y.max()) + 1
     if classes and found > classes:
-        raise DataError(f"a label of the training set is {found - 1}: data.classes = {classes} allows 0 to {classes - 1}")
+        raise DataError(
+            f"a label of the training set is {found - 1}: data.classes = {classes} allows 0 to {classes - 1}"
+        )
     classes = classes or found
     if test.y.max() >= classes:
         raise DataError(f"a label of the test set is {test.y.max()}: the training set's go from 0 to {classes - 1}")

@@ -75,7 +75,9 @@ class ReferenceEngine:
             raise DivergedError(work.cohort, client, work.round, mean_loss)
         return ClientResult(client, at, len(chosen), mean_loss, None)
 
-    def _inputs(self, client: int, work: Work, order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[Tensor, Tensor]:
+    def _inputs(
+        self, client: int, work: Work, order: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> tuple[Tensor, Tensor]:
         data = self._problem.data
         rows = torch.from_numpy(data.clients[client].training[order]).to(self._device)
         plan = None

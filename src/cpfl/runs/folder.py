@@ -1,16 +1,16 @@
 """The run folder: where everything of a run lies, and who may write to it.
 
-    run.json            schema, versions, cohorts' clients and label counts, fingerprints of the data
-    experiment.toml     every setting, resolved
-    rounds/             cohort-0003.jsonl: one line a round, appended as it goes
-    models/             start, every cohort's teacher, and the global model (safetensors)
-    snapshots/          cohort models as they were at chosen moments
-    checkpoints/        the last two states of every cohort: what resume goes on from
-    epochs.jsonl        the distillation, one line an epoch
-    clients.json        what the global model is worth to each client
-    summary.json        the outcome; exists when the run is finished
-    distillations/      later distillations of the same run
-    log.jsonl           starts, resumes and the machine they ran on
+run.json            schema, versions, cohorts' clients and label counts, fingerprints of the data
+experiment.toml     every setting, resolved
+rounds/             cohort-0003.jsonl: one line a round, appended as it goes
+models/             start, every cohort's teacher, and the global model (safetensors)
+snapshots/          cohort models as they were at chosen moments
+checkpoints/        the last two states of every cohort: what resume goes on from
+epochs.jsonl        the distillation, one line an epoch
+clients.json        what the global model is worth to each client
+summary.json        the outcome; exists when the run is finished
+distillations/      later distillations of the same run
+log.jsonl           starts, resumes and the machine they ran on
 """
 
 from __future__ import annotations

@@ -1,0 +1,96 @@
+"""What a run will take, told before it starts: time, memory, disk."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from cpfl.experiment import Experiment
+from cpfl.federation import local, selection
+from cpfl.problem import Problem
+
+TRIALS = 4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Costs of one round of all cohorts, of the distillation, and of what is kept."""
+
+    steps: float  # mini-batches in one round of all cohorts
+    round_seconds: float
+    distillation_seconds: float
+    memory_bytes: int
+    disk_bytes: int  # without snapshots
+    snapshot_bytes: int  # one snapshot of all cohorts
+
+    def sentence(self, experiment: Experiment) -> str:
+        """One line for a person."""
+        rounds = experiment.stopping.rounds if experiment.stopping.rule == "rounds" else 100
+        snapshots = f" + {_size(self.snapshot_bytes)} a snapshot" if experiment.snapshots else ""
+        return (
+            f"about {_duration(self.round_seconds * rounds)} for {rounds} rounds of all cohorts "
+            f"({self.steps:,.0f} steps each), {_duration(self.distillation_seconds)} to distil, "
+            f"{_size(self.memory_bytes)} of memory, {_size(self.disk_bytes)} of disk{snapshots}"
+        )
+
+
+def estimate(problem: Problem, device: torch.device) -> Estimate:
+    """From the sizes of the work and a few timed steps on this machine."""
+    experiment, data = problem.experiment, problem.data
+    sizes = [len(client.training) for client in data.clients]
+    steps = 0.0
+    for clients in problem.plan:
+        share = selection.size(experiment.federation, len(clients)) / len(clients)
+        steps += share * sum(local.steps(experiment.federation, sizes[k]) for k in clients)
+    module = problem.build().to(device, data.transform.dtype)
+    step = _timed(problem, module, device, experiment.federation.batch_size)
+    batch = min(experiment.distillation.batch_size, len(data.public), 64)
+    per_sample = _timed(problem, module, device, batch) / batch
+    teachers = experiment.cohorts if experiment.cohorts > 1 else 0
+    # A forward pass is about a third of a training step.
+    public = len(data.public) * per_sample * (teachers / 3 + (experiment.distillation.epochs if teachers else 0))
+    test = len(data.test) * per_sample / 3 * (teachers + experiment.distillation.epochs if teachers else 2)
+    model = sum(value.numel() * value.element_size() for value in problem.start.values())
+    held = data.train.x.nbytes + data.test.x.nbytes + data.public.x.nbytes
+    return Estimate(
+        steps=steps,
+        round_seconds=steps * step,
+        distillation_seconds=public + test,
+        memory_bytes=2 * held + 4 * model * experiment.cohorts + 300_000_000,  # the interpreter with torch
+        disk_bytes=(1 + 5 * experiment.cohorts) * model,  # start; teacher and two checkpoints of two models each
+        snapshot_bytes=model * experiment.cohorts,
+    )
+
+
+def _timed(problem: Problem, module: nn.Module, device: torch.device, size: int) -> float:
+    data = problem.data
+    x = data.transform(torch.as_tensor(data.train.x[:size]).to(device))
+    y = torch.as_tensor(data.train.y)[: len(x)].to(device)
+    optimizer = torch.optim.SGD(module.parameters(), 1e-6)
+    seconds = []
+    for _ in range(TRIALS):
+        began = time.perf_counter()
+        loss = nn.functional.cross_entropy(module(x), y)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        loss.item()  # waits for a GPU
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _size(count: float) -> str:
+    for size, unit in ((1e9, "GB"), (1e6, "MB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.0f} kB"

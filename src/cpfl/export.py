@@ -1,0 +1,113 @@
+"""The global model for the world outside: safetensors, ONNX, and a page of facts about its input."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpfl import models
+from cpfl.errors import CpflError, ModelError, RunFolderError
+from cpfl.experiment import GIVEN, Experiment, Model
+from cpfl.problem import OwnModel, own_factory
+from cpfl.runs import files
+from cpfl.runs.folder import RunFolder, load_state
+
+
+class Deployed(nn.Module):
+    """The global model with its normalisation inside: takes plain pixel values in 0…1, or a table's own numbers."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, experiment: Experiment, dimensions: int) -> None:
+        super().__init__()
+        self.model = model
+        axes = (-1, *([1] * (dimensions - 1)))
+        self.register_buffer("mean", torch.tensor(experiment.data.mean or (0.0,)).view(axes))
+        self.register_buffer("std", torch.tensor(experiment.data.std or (1.0,)).view(axes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch."""
+        return self.model((x - self.mean) / self.std)  # type: ignore[no-any-return]
+
+
+def load_global(path: Path, model: OwnModel | None = None, distillation: str = "") -> tuple[Deployed, dict[str, Any]]:
+    """A run's global model, ready to use, and run.json. A model that was given in Python must be given again."""
+    folder = RunFolder.open(path)
+    experiment, about = folder.experiment(), folder.about()
+    into = folder.path / "distillations" / distillation if distillation else folder.path
+    if not (into / "summary.json").is_file():
+        raise RunFolderError(f"{into} has no global model: the run is unfinished; cpfl resume it")
+    student = experiment.distillation.student
+    if distillation:
+        student = files.read_json(into / "summary.json")["distillation"]["student"]
+    shape = tuple(about["shape"])
+    settings = Model(name=student) if student and experiment.cohorts > 1 else experiment.model
+    if model is None and settings.name == GIVEN:
+        raise ModelError(f"{path} was run with a model given in Python: export or load it from Python with model=…")
+    build = models.factory(settings, shape, about["classes"]) if model is None else own_factory(model)
+    module = build()
+    try:
+        module.load_state_dict(load_state(into / "models" / "global.safetensors"))
+    except RuntimeError as error:
+        raise ModelError(f"the model does not fit the run's: {str(error).splitlines()[0]}") from None
+    return Deployed(module.float(), experiment, len(shape)).eval(), about
+
+
+def export(
+    path: str | Path,
+    out: str | Path | None = None,
+    *,
+    model: OwnModel | None = None,
+    distillation: str = "",
+    onnx: bool = True,
+) -> Path:
+    """Write model.safetensors, model.onnx and model.json; the folder they are in."""
+    module, about = load_global(Path(path), model, distillation)
+    where = Path(out) if out is not None else Path(path) / "export"
+    if onnx and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
+        raise CpflError("ONNX needs two more packages: pip install 'cpfl[onnx]', or leave it out with --no-onnx")
+    with files.explained(where):
+        where.mkdir(parents=True, exist_ok=True)
+    state = {name: value.detach().clone() for name, value in module.model.state_dict().items()}
+    files.save_tensors(where / "model.safetensors", state, {"classes": about["classes"]})
+    facts = {
+        "shape": about["shape"],
+        "classes": about["classes"],
+        "mean": module.mean.flatten().tolist(),
+        "std": module.std.flatten().tolist(),
+        "input": "float32 (batch, …shape); pixel values in 0…1; the ONNX model normalises by itself",
+        "output": "logits (batch, classes)",
+        "run": Path(path).name,
+    }
+    files.write_json(where / "model.json", facts)
+    if onnx:
+        _write_onnx(module, tuple(about["shape"]), where / "model.onnx")
+    return where
+
+
+def _write_onnx(module: Deployed, shape: tuple[int, ...], path: Path) -> None:
+    example = torch.zeros(2, *shape)
+    batch = torch.export.Dim("batch")
+    quiet = logging.getLogger("torch.onnx")
+    level = quiet.level
+    with warnings.catch_warnings():  # the exporter's own deprecations are not the user's concern
+        warnings.simplefilter("ignore")
+        quiet.setLevel(logging.ERROR)
+        try:
+            program = torch.onnx.export(
+                module, (example,), dynamo=True, verbose=False, dynamic_shapes={"x": {0: batch}},
+                input_names=["x"], output_names=["logits"],
+            )  # fmt: skip
+        except Exception as error:
+            raise ModelError(f"the model cannot be written as ONNX: {str(error).splitlines()[0]}") from None
+        finally:
+            quiet.setLevel(level)
+    assert program is not None
+    files.write_atomic(path, program.model_proto.SerializeToString())

@@ -1,0 +1,50 @@
+"""The global model on a folder of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from cpfl.errors import DataError
+from cpfl.export import load_global
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+CHUNK = 256
+
+
+def predict(path: Path, images: Path, distillation: str = "") -> Iterator[dict[str, Any]]:
+    """Class and probability of every image, in order of name."""
+    module, about = load_global(path, distillation=distillation)
+    shape = about["shape"]
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(f"{path} was trained on samples of shape {tuple(shape)}: predict takes a folder of images")
+    found = [images] if images.is_file() else sorted(f for f in images.rglob("*") if f.suffix.lower() in SUFFIXES)
+    if not found:
+        raise DataError(f"{images} holds no images ({', '.join(sorted(SUFFIXES))})")
+    for at in range(0, len(found), CHUNK):
+        part = found[at : at + CHUNK]
+        x = torch.from_numpy(np.stack([read(image, shape) for image in part])).float() / 255
+        with torch.no_grad():
+            chances = torch.softmax(module(x), dim=1)
+        for image, row in zip(part, chances, strict=True):
+            best = int(row.argmax())
+            yield {"image": str(image), "class": best, "probability": float(row[best])}
+
+
+def read(path: Path, shape: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """An image with the model's channels and size, channels first."""
+    channels, height, width = shape
+    try:
+        with Image.open(path) as image:
+            fitted = image.convert("L" if channels == 1 else "RGB")
+            if fitted.size != (width, height):
+                fitted = fitted.resize((width, height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(fitted)
+    except (OSError, UnidentifiedImageError) as error:
+        raise DataError(f"{path} cannot be read as an image: {error}") from None
+    return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)
