@@ -15,7 +15,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 OptionalCount = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-OptionalHours = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 GIVEN = "(given)"
 """Stands in a stored experiment for a model or arrays that were handed over in Python."""
@@ -30,6 +30,7 @@ class Data(Section):
 
     train: str = "digits"  # a known set, a folder under the data roots, or a path
     public: str = "letters"  # unlabelled; what the cohort models are distilled on
+    public_splits: tuple[str, ...] = ()  # ("train", "extra") …; empty: those of the set's public use
     split: Literal["dirichlet", "iid", "column", "shards"] = "dirichlet"
     alpha: Positive = 0.1  # Dirichlet's α: lower is more skewed; 0.1 is the paper's hardest
     remainder: Literal["last", "spread"] = "last"  # the authors' code gives the last client all that is left
@@ -44,6 +45,7 @@ class Data(Section):
     public_mean: tuple[float, ...] | None = None  # None: as the training data
     public_std: tuple[float, ...] | None = None
     public_fit: Literal["exact", "crop", "resize"] = "exact"  # how public images get the training images' shape
+    noise: NotNegative = 0  # deviation of noise on every image, in units of white; makes an easy set hard
     train_limit: OptionalCount = 0  # use only the first so many samples, for a quick look; 0: all
     public_limit: OptionalCount = 0
     classes: OptionalCount = 0  # 0: as many as the labels say
@@ -88,8 +90,8 @@ class Stopping(Section):
     patience: Count = 50  # plateau: rounds without a new minimum of the moving average
     window: Count = 20  # plateau: rounds in the moving average
     rounds: OptionalCount = 0  # rule = "rounds": exactly so many
-    hours: OptionalHours = 0  # a limit in virtual hours, with any rule; 0: none
-    cpu_hours: OptionalHours = 0  # a limit for the whole federation, shared out by cohort size; 0: none
+    hours: NotNegative = 0  # a limit in virtual hours, with any rule; 0: none
+    cpu_hours: NotNegative = 0  # a limit for the whole federation, shared out by cohort size; 0: none
     keep: Literal["best", "last"] = "best"  # the model with the lowest moving average, or the newest
 
     @model_validator(mode="after")
@@ -145,7 +147,7 @@ class Experiment(Section):
     max_rounds: Count = 5000  # per cohort, a safety net
     snapshots: str = ""  # "5h" or "50 rounds": keep cohort models as they were then; empty: none
     precision: Literal["float32", "float64"] = "float32"
-    checkpoint_seconds: OptionalHours = 5.0  # a kill costs at most this much work besides open rounds; 0: none
+    checkpoint_seconds: NotNegative = 5.0  # a kill costs at most this much work besides open rounds; 0: none
     data: Data = Data()
     model: Model = Model()
     federation: Federation = Federation()

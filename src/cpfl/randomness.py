@@ -22,6 +22,7 @@ student        –                          one integer below 2**63: the torch s
 public-crop    –                          where larger public images are cropped
 view           view                       crop, flip and cutout of every public image in one view
 letters        – (seed 0)                 the built-in public set: letter, slant, size and weight of every image
+noise          set (seed 0)               the grain of training (0), test (1) and public (2) images, where it is set
 distill        epoch                      permutation of the public images
 """
 

@@ -84,14 +84,17 @@ def test_embedded_sets_need_no_root() -> None:
 
 
 @pytest.mark.parametrize("name", ["stl10", "photographs"])
-def test_public_stl10_is_train_and_unlabelled(tmp_path: Path, name: str) -> None:
+def test_public_stl10_is_the_unlabelled_part_unless_more_is_named(tmp_path: Path, name: str) -> None:
     stl_set(tmp_path / name)
     public, train = load(name, "public", [tmp_path]), load(name, "train", [tmp_path])
+    both = load(name, "public", [tmp_path], ["train", "unlabeled"])
     assert public is not None
     assert train is not None
-    assert len(public) == 5
+    assert both is not None
+    assert (len(public), len(both)) == (3, 5)
     assert public.y is None
-    np.testing.assert_array_equal(public.x[:2], train.x)
+    assert both.y is None
+    np.testing.assert_array_equal(both.x, np.concatenate([train.x, public.x]))
 
 
 def test_public_stl10_without_its_unlabelled_images(tmp_path: Path) -> None:
@@ -103,14 +106,15 @@ def test_public_stl10_without_its_unlabelled_images(tmp_path: Path) -> None:
         load("stl10", "public", [tmp_path / "own"])
 
 
-def test_public_svhn_is_train_and_extra(tmp_path: Path) -> None:
+def test_public_svhn_is_the_extra_part_unless_more_is_named(tmp_path: Path) -> None:
     (tmp_path / "svhn").mkdir()
     for split, count in {"train": 2, "extra": 4}.items():
         x = RNG.integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
         savemat(tmp_path / "svhn" / f"{split}_32x32.mat", {"X": x, "y": np.full((count, 1), 10, dtype=np.uint8)})
-    public = load("svhn", "public", [tmp_path])
-    assert public is not None
-    assert public.x.shape == (6, 3, 32, 32)
+    for splits, count in (((), 4), (("train", "extra"), 6)):
+        public = load("svhn", "public", [tmp_path], splits)
+        assert public is not None
+        assert public.x.shape == (count, 3, 32, 32)
     assert load("svhn", "test", [tmp_path]) is None
 
 

@@ -94,7 +94,7 @@ def check(
     )
     sets: dict[str, Samples] = {}
     for role, name, split in wanted:
-        samples = sources.load(name, split, roots)
+        samples = sources.load(name, split, roots, chosen.data.public_splits)
         if samples is not None:
             sets[f"{role} ({name})"] = samples
     found = overlap.shared_images(sets)

@@ -35,7 +35,7 @@ class Entry:
     shape: tuple[int, ...] = ()
     classes: int | None = None  # None: unlabelled
     source: Source = "files"
-    public: tuple[str, ...] = ("train",)  # the splits that are joined where it serves as the public set
+    public: tuple[str, ...] = ("train",)  # the splits of its public use, as in the paper
     files: tuple[RemoteFile, ...] = ()
 
     @property
@@ -91,7 +91,7 @@ _ENTRIES = (
         "and unlabeled_X.bin (unpacked, it loads faster)",
         shape=(3, 96, 96),
         classes=10,
-        public=("train", "unlabeled"),
+        public=("unlabeled",),
         files=(RemoteFile(f"{_COATES}stl10_binary.tar.gz", "md5:91f7769df0f17e558f3565bffb0c7dfb", 2_640_397_119),),
     ),
     Entry(
@@ -100,7 +100,7 @@ _ENTRIES = (
         "train_32x32.mat, test_32x32.mat and extra_32x32.mat",
         shape=(3, 32, 32),
         classes=10,
-        public=("train", "extra"),
+        public=("extra",),
         files=(
             RemoteFile(f"{_HOUSE_NUMBERS}train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
             RemoteFile(f"{_HOUSE_NUMBERS}test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3", 64_275_384),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +50,19 @@ class FederatedData:
 def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> FederatedData:
     """Read, check, fit and split."""
     data = experiment.data
-    train = given.train or _source(data.train, "train", roots)
-    test = given.test or (sources.load(data.train, "test", roots) if given.train is None else None)
+    train = _source(data.train, "train", roots) if given.train is None else given.train
+    test = given.test
+    if test is None and given.train is None:
+        test = sources.load(data.train, "test", roots)
     if test is None:
         train, test = _hold_out_test(train)
-    public = given.public or _source(data.public, "public", roots)
+    public = _source(data.public, "public", roots, data.public_splits) if given.public is None else given.public
     if data.train_limit:
         train = train.take(np.arange(min(data.train_limit, len(train))))
     if data.public_limit:
         public = public.take(np.arange(min(data.public_limit, len(public))))
+    if data.noise:
+        train, test, public = (_noisy(part, data.noise, k) for k, part in enumerate((train, test, public)))
     classes = _check_labels(train, test, data.classes)
     public = _fit(public, train, data.public_fit, experiment.seed)
     for name, samples in (("test", test), ("public", public)):
@@ -108,8 +112,8 @@ def _array(values: object) -> Array:
     return np.asarray(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
 
 
-def _source(name: str, split: sources.Split, roots: Sequence[Path]) -> Samples:
-    samples = sources.load(name, split, roots)
+def _source(name: str, split: sources.Split, roots: Sequence[Path], public_splits: Sequence[str] = ()) -> Samples:
+    samples = sources.load(name, split, roots, public_splits)
     assert samples is not None  # only a test set may be missing
     return samples
 
@@ -121,6 +125,14 @@ def _hold_out_test(train: Samples) -> tuple[Samples, Samples]:
     if held == 0:
         raise DataError(f"{len(train)} training samples are too few to hold out a test set: give a test set")
     return train.take(np.sort(order[held:])), train.take(np.sort(order[:held]))
+
+
+def _noisy(samples: Samples, deviation: float, part: int) -> Samples:
+    """Grainy images, the same for all seeds."""
+    if samples.x.dtype != np.uint8:
+        raise DataError(f"data.noise = {deviation} is for images (uint8); these samples are {samples.x.dtype}")
+    grain = stream(0, "noise", part).normal(0, 255 * deviation, samples.x.shape)
+    return replace(samples, x=np.clip(np.rint(samples.x + grain), 0, 255).astype(np.uint8))
 
 
 def _check_labels(train: Samples, test: Samples, classes: int) -> int:

@@ -76,9 +76,12 @@ def locate(name: str, roots: Sequence[Path]) -> Path:
     raise DataError(_not_found(name, entry, roots))
 
 
-def load(name: str, split: Split, roots: Sequence[Path]) -> Samples | None:
-    """One split of a set. None only where a set has no test split. "public" is what is distilled on: no labels."""
-    samples = _public(name, roots) if split == "public" else _split(name, split, roots)
+def load(name: str, split: Split, roots: Sequence[Path], public_splits: Sequence[str] = ()) -> Samples | None:
+    """One split of a set. None only where a set has no test split.
+
+    "public" is what is distilled on: no labels, the splits of the set's public use or those that are named.
+    """
+    samples = _public(name, roots, public_splits) if split == "public" else _split(name, split, roots)
     if samples is None and split != "test":
         folder = locate(name, roots)
         raise DataError(f"the data set '{name}' at {folder} has no '{split}' split: it has {_splits(folder)}")
@@ -104,9 +107,9 @@ def describe(name: str, roots: Sequence[Path] | None = None) -> Description:
     return Description(name, entry.what, path, format_, entry.expects, entry.downloadable, entry.size, shape, classes)
 
 
-def _public(name: str, roots: Sequence[Path]) -> Samples | None:
+def _public(name: str, roots: Sequence[Path], splits: Sequence[str]) -> Samples | None:
     parts = []
-    for split in _public_splits(name, roots):
+    for split in splits or _public_splits(name, roots):
         part = _split(name, split, roots)
         if part is None:
             if split == "train":

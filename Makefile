@@ -1,0 +1,35 @@
+# make demo   the paper in a minute, on data that ships with the dependencies
+# make test   all quick tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow lint setup clean
+
+demo: $(VENV)/ready
+	$(BIN)/cpfl sweep digits --cohorts 1,2,4,8 --seeds 90,91 --jobs 2 --out runs/demo
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-slow: $(VENV)/ready
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: $(VENV)/ready
+
+# The pinned torch comes first: every later package must be content with it.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("cpfl needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

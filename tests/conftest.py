@@ -1,0 +1,146 @@
+"""What every test stands on: a cache of its own, one thread, and the program as a user calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():  # typer takes names from click that click 8.4 calls deprecated
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import cpfl.cli
+
+torch.set_num_threads(1)
+
+QUICK = ("--set", "max_rounds=5", "--set", "distillation.epochs=2")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left behind: its output, its complaint, its exit code."""
+
+    out: str
+    err: str
+    code: int
+
+    @property
+    def json(self) -> Any:
+        """Standard output, which must be JSON and nothing else."""
+        return json.loads(self.out)
+
+    def good(self) -> Answer:
+        """Itself, if the command went well."""
+        assert self.code == 0, f"exit code {self.code}\n{self.err}\n{self.out}"
+        return self
+
+
+Command = Callable[..., Answer]
+
+
+def call(*words: object, cwd: Path) -> Answer:
+    """The console script in this process: main() with sys.argv and the working folder replaced."""
+    out, err, before = io.StringIO(), io.StringIO(), (sys.argv, Path.cwd())
+    sys.argv = ["cpfl", *map(str, words)]
+    os.chdir(cwd)
+    code = 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cpfl.cli.main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        sys.argv = before[0]
+        os.chdir(before[1])
+    return Answer(out.getvalue(), err.getvalue(), code)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No test sees the user's cache, data or terminal."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CPFL_CACHE", str(folder))
+        for name in ("CPFL_DATA", "COLUMNS", "FORCE_COLOR"):
+            patch.delenv(name, raising=False)
+        yield folder
+
+
+@pytest.fixture
+def cpfl_command(tmp_path: Path) -> Command:
+    """Runs the program in this process, in the test's own folder."""
+
+    def run(*words: object, cwd: Path = tmp_path) -> Answer:
+        return call(*words, cwd=cwd)
+
+    return run
+
+
+@pytest.fixture
+def cpfl_process(tmp_path: Path) -> Command:
+    """Runs the program as a process of its own, in the test's own folder."""
+
+    def run(*words: object, **environment: str) -> Answer:
+        done = subprocess.run(
+            [sys.executable, "-m", "cpfl", *map(str, words)],
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return Answer(done.stdout, done.stderr, done.returncode)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the digits with a model of every second round kept; copy it before changing it."""
+    folder = tmp_path_factory.mktemp("finished")
+    call("run", "digits", *QUICK, "--set", "snapshots=2 rounds", "--out", "run", cwd=folder).good()
+    return folder / "run"
+
+
+class Interrupter:
+    """A watcher that ends a run after so many rounds of all cohorts together."""
+
+    class Enough(Exception):
+        """In place of a kill."""
+
+    def __init__(self, rounds: int) -> None:
+        self.left = rounds
+
+    def on_round(self, session: object, closed: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self.Enough
+
+    def on_epoch(self, record: object) -> None: ...
+    def on_note(self, text: str) -> None: ...
+
+
+@pytest.fixture
+def interrupter() -> type[Interrupter]:
+    """For a test's own unfinished run."""
+    return Interrupter
+
+
+@pytest.fixture(scope="session")
+def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of `finished`, killed when it had gone a part of its way; copy it before changing it."""
+    path = tmp_path_factory.mktemp("unfinished") / "run"
+    settings = {"max_rounds": 5, "distillation.epochs": 2, "snapshots": "2 rounds", "checkpoint_seconds": 0}
+    with pytest.raises(Interrupter.Enough):
+        cpfl.run("digits", out=path, settings=settings, watcher=Interrupter(12))
+    return path

@@ -1,0 +1,38 @@
+"""Fixtures of the crash tests: one thread, so that runs are equal to the bit, and unbroken runs to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import small_runs
+from cpfl import api
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Sums over several threads differ in their last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> small_runs.Unbroken:
+    """A finished run with these settings that nothing disturbed; made once, only to be looked at."""
+    made: dict[str, Path] = {}
+
+    def make(**settings: Any) -> Path:
+        chosen = small_runs.SETTINGS | settings
+        key = repr(sorted(chosen.items()))
+        if key not in made:
+            out = tmp_path_factory.mktemp("unbroken") / "run"
+            made[key] = api.run("digits", settings=chosen, out=out, device="cpu").path
+        return made[key]
+
+    return make

@@ -1,0 +1,89 @@
+"""Small runs as real processes, and what two run folders must have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+DRIVER = Path(__file__).with_name("dying.py")
+Unbroken = Callable[..., Path]  # settings -> the folder of an undisturbed run
+MEASURED = {"wall_seconds", "samples_per_second", "distill_seconds"}
+
+SETTINGS: dict[str, Any] = {
+    "clients": 6,
+    "cohorts": 3,
+    "max_rounds": 5,
+    "snapshots": "2 rounds",
+    "checkpoint_seconds": 0,
+    "data.train_limit": 200,
+    "data.public_limit": 60,
+    "model.args.hidden": 8,
+    "stopping.patience": 4,
+    "stopping.window": 3,
+    "distillation.epochs": 3,
+    "distillation.batch_size": 32,
+}
+
+
+def command(*words: str | Path, driver: Sequence[str] = ()) -> list[str]:
+    """cpfl as a process of its own; with `driver`, one that fails as told."""
+    program = [str(DRIVER), *driver] if driver else ["-m", "cpfl"]
+    return [sys.executable, *program, *map(str, words)]
+
+
+def run_words(out: Path, settings: Mapping[str, Any]) -> list[str]:
+    """The command line of a run with these settings."""
+    words = ["run", "digits", "--device", "cpu", "--out", str(out)]
+    for key, value in (SETTINGS | dict(settings)).items():
+        words += ["--set", f"{key}={value}"]
+    return words
+
+
+def environment() -> dict[str, str]:
+    """One thread, as in this process."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def start(*words: str | Path, driver: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """cpfl, going on by itself."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command(*words, driver=driver), env=environment(), stdout=subprocess.DEVNULL, stderr=pipe, text=True
+    )
+
+
+def cpfl(*words: str | Path, driver: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """cpfl to its end."""
+    return subprocess.run(
+        command(*words, driver=driver), env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def outcome(path: Path) -> dict[str, bytes]:
+    """All that a run must always end with: its files, and its summary without what was measured by the wall clock."""
+    names = ("rounds/*.jsonl", "models/*.safetensors", "snapshots/*.safetensors", "epochs.jsonl", "clients.json")
+    files = [file for name in names for file in path.glob(name) if not file.name.startswith(".")]
+    found = {str(file.relative_to(path)): file.read_bytes() for file in files}
+    summary = json.loads((path / "summary.json").read_bytes())
+    kept = {key: value for key, value in summary.items() if key not in MEASURED}
+    return found | {"summary.json": json.dumps(kept).encode()}
+
+
+def differing(one: Path, other: Path) -> list[str]:
+    """Names of what two finished runs do not share to the byte."""
+    first, second = outcome(one), outcome(other)
+    assert len(first) > 5, "there is something to compare"
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+
+
+def one_sentence(error: str) -> str:
+    """The sentence of a failed command: its last line, and no traceback before it."""
+    assert "Traceback" not in error, error
+    last = error.strip().splitlines()[-1]
+    assert last.startswith("cpfl: "), error
+    return last
