@@ -147,7 +147,7 @@ def test_batch_norm(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model.eval()(torch.from_numpy(TEST[0]))
     assert 100 * (expected.argmax(1).numpy() == TEST[1]).mean() == pytest.approx(run.summary["student_accuracy"])
-    where = cpfl.export(run.path, model=Normed)
+    where = cpfl.export(run.path, model=Normed)[0].parent
     (logits,) = onnxruntime.InferenceSession(where / "model.onnx").run(None, {"x": TEST[0]})
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
@@ -265,7 +265,7 @@ def test_export_of_a_given_model(tmp_path: Path) -> None:
         cpfl.export(run.path)
     with pytest.raises(cpfl.CpflError, match="does not fit"):
         cpfl.export(run.path, model=Tied)
-    where = cpfl.export(run.path, tmp_path / "out", model=Net)
+    where = cpfl.export(run.path, tmp_path / "out", model=Net)[0].parent
     model = Net()
     model.load_state_dict(run.model)
     (logits,) = onnxruntime.InferenceSession(where / "model.onnx").run(None, {"x": TEST[0]})
@@ -298,8 +298,8 @@ def test_images_with_views(tmp_path: Path) -> None:
     """Augmented images: the two recipes show the student different things."""
     rng = np.random.default_rng(4)
     y = rng.integers(0, 3, 240)
-    x = (rng.integers(0, 80, (240, 1, 20, 20)) + 80 * y[:, None, None, None]).astype(np.uint8)
-    public = rng.integers(0, 256, (120, 1, 20, 20), dtype=np.uint8)
+    x = (rng.integers(0, 80, (240, 1, 24, 24)) + 80 * y[:, None, None, None]).astype(np.uint8)
+    public = rng.integers(0, 256, (120, 1, 24, 24), dtype=np.uint8)
     settings = {**SMALL, "data.augment": "crop-flip-cutout"}
     given: dict[str, Any] = {"train": (x, y), "public": public}
     run = cpfl.run("digits", **given, settings=settings, out=tmp_path / "run")

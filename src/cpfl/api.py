@@ -20,7 +20,7 @@ from cpfl.data.sources import search_roots
 from cpfl.distillation.weights import cohort_counts
 from cpfl.engines.base import Engine
 from cpfl.engines.reference import ReferenceEngine
-from cpfl.errors import CpflError, RunFolderError, SettingError
+from cpfl.errors import CpflError, ModelError, RunFolderError, SettingError
 from cpfl.estimate import estimate
 from cpfl.experiment import GIVEN, Experiment
 from cpfl.models import State
@@ -30,6 +30,7 @@ from cpfl.runs.folder import RunFolder, load_state
 
 ENGINES = {"reference": ReferenceEngine}
 RUNS = Path("runs")
+KINDS = ("cpu", "cuda", "mps", "xpu")
 
 
 class Silent:
@@ -95,10 +96,13 @@ def run(
     chosen = experiment_file.with_settings(chosen, replaced)
     place = torch_device(device)
     _known_engine(engine)
+    path = Path(out) if out is not None else RUNS / new_name(chosen)
+    RunFolder.check_free(path)
+    chosen = _absolute(chosen)
+    _check_moment(chosen)
     looking = watcher or Silent()
     problem = _prepare(chosen, data, model, _given(train, test, public), looking)
     looking.on_note(estimate(problem, place).sentence(chosen))
-    path = Path(out) if out is not None else RUNS / new_name(chosen)
     folder = RunFolder.create(path, chosen, describe(problem, data))
     files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
     return _go(problem, folder, engine, place, looking, "started")
@@ -148,6 +152,8 @@ def distill(
     if public is not None:
         own["data.public"] = GIVEN
     changed = experiment_file.with_settings(folder.experiment(), own).distillation
+    if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
+        raise SettingError(f"--name {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'")
     label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
     label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
     looking, own_public = watcher or Silent(), public is not None
@@ -194,6 +200,8 @@ def torch_device(name: str) -> torch.device:
     """The device to compute on; auto takes a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in KINDS:
+        raise SettingError(f"--device {name} is unknown; known: auto, {', '.join(KINDS)}, or one with a number, cuda:1")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -203,8 +211,10 @@ def torch_device(name: str) -> torch.device:
 
 
 def new_name(experiment: Experiment) -> str:
-    """A folder name that sorts by time."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{experiment.name}-n{experiment.cohorts}-seed{experiment.seed}"
+    """A folder name that sorts by time and is not taken."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{experiment.name}-n{experiment.cohorts}-seed{experiment.seed}"
+    taken = sum(1 for _ in RUNS.glob(f"{name}*"))
+    return f"{name}-{taken + 1}" if taken else name
 
 
 def _go(
@@ -244,6 +254,10 @@ def _reopen(
     if student:
         experiment = experiment_file.with_settings(experiment, {"distillation.student": student})
     problem = _prepare(experiment, data or about["data_folder"], model, given, watcher)
+    if folder.model("start").is_file():
+        stored = load_state(folder.model("start"))
+        if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in problem.start.items()}:
+            raise ModelError(f"the model is not the one that {folder.path} began with: their parameters differ")
     found = problem.data.fingerprint()
     for name, digest in about["fingerprint"].items():
         if digest != found[name] and not (own_public and name == "public"):
@@ -258,8 +272,8 @@ def _prepare(
     if folder is not None and not folder.is_dir():
         raise SettingError(f"--data {folder} is not a folder")
     roots = search_roots(folder)
-    needed = {experiment.data.train, experiment.data.public} | ({"fedscale"} & {experiment.devices.trace})
-    for name in sorted(needed & CATALOGUE.keys()):
+    sets = {n for n in (experiment.data.train, experiment.data.public) if n in CATALOGUE and n != "fedscale"}
+    for name in sorted(sets | ({"fedscale"} & {experiment.devices.trace})):
         about = sources.describe(name, roots)
         if about.format == "missing" and about.downloadable:
             watcher.on_note(f"{name} is not here yet: downloading {about.size / 1e6:,.0f} MB to {roots[-1] / name}")
@@ -268,6 +282,8 @@ def _prepare(
 
 
 def _given(train: object, test: object, public: object) -> Given:
+    if isinstance(public, tuple):
+        raise CpflError("public takes inputs alone, one array or tensor, not a tuple")
     return Given(_labelled(train, "train"), _labelled(test, "test"), None if public is None else as_samples(public))
 
 
@@ -277,6 +293,31 @@ def _labelled(pair: object, name: str) -> Samples | None:
     if not isinstance(pair, tuple) or len(pair) not in (2, 3):
         raise CpflError(f"{name} takes a tuple (inputs, labels) or (inputs, labels, columns)")
     return as_samples(*pair)
+
+
+def _absolute(experiment: Experiment) -> Experiment:
+    """Paths that still lead to the same files from another folder."""
+    keys = {
+        "data.train": experiment.data.train,
+        "data.public": experiment.data.public,
+        "devices.trace": experiment.devices.trace,
+    }
+    paths = {
+        key: value
+        for key, value in keys.items()
+        if Path(value).is_file() or (sources.is_path(value) and Path(value).exists())
+    }
+    return experiment_file.with_settings(
+        experiment, {k: str(Path(v).expanduser().absolute()) for k, v in paths.items()}
+    )
+
+
+def _check_moment(experiment: Experiment) -> None:
+    """A run that could never be distilled is refused before it trains."""
+    wanted = experiment.distillation
+    if (wanted.at or wanted.quorum < 1) and wanted.unfinished == "latest" and not experiment.snapshots:
+        key = f"at = {wanted.at!r}" if wanted.at else f"quorum = {wanted.quorum}"
+        raise SettingError(f"distillation.{key} needs snapshots of unfinished cohorts: set snapshots=5h or '50 rounds'")
 
 
 def _known_engine(name: str) -> None:

@@ -63,7 +63,9 @@ def fleet(devices: Devices, clients: int, seed: int, roots: Sequence[Path]) -> F
 
 def read_trace(path: Path) -> tuple[Speeds, Speeds]:
     """Milliseconds per sample and kbit/s of every device in a csv or in FedScale's own pickle."""
-    rows = _read_pickle(path) if path.suffix in {".pkl", ".pickle"} else _read_csv(path)
+    with path.open("rb") as file:
+        pickled = file.read(1) == b"\x80"  # how every binary pickle begins; FedScale's own file has no suffix
+    rows = _read_pickle(path) if pickled or path.suffix in {".pkl", ".pickle"} else _read_csv(path)
     if not rows:
         raise DataError(f"the device trace {path} has no devices")
     for device, compute, network in rows:

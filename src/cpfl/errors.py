@@ -28,14 +28,18 @@ class ModelError(CpflError):
 
 
 class DivergedError(CpflError):
-    """A client's training loss stopped being a number."""
+    """A client's training or validation loss stopped being a number."""
 
     def __init__(self, cohort: int, client: int, round: int, loss: float) -> None:
         super().__init__(
-            f"the training loss of client {client} in cohort {cohort} became {loss} in round {round}: "
+            f"the loss of client {client} in cohort {cohort} became {loss} in round {round}: "
             "lower federation.lr, or look at that client's data"
         )
-        self.cohort, self.client, self.round = cohort, client, round
+        self.cohort, self.client, self.round, self.loss = cohort, client, round, loss
+
+    def __reduce__(self) -> tuple[type[DivergedError], tuple[int, int, int, float]]:
+        """So that it survives the way back from a worker process."""
+        return DivergedError, (self.cohort, self.client, self.round, self.loss)
 
 
 class RunFolderError(CpflError):

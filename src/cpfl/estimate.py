@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from cpfl import models
 from cpfl.experiment import Experiment
 from cpfl.federation import local, selection
 from cpfl.problem import Problem
@@ -28,7 +29,7 @@ class Estimate:
 
     def sentence(self, experiment: Experiment) -> str:
         """One line for a person."""
-        rounds = experiment.stopping.rounds if experiment.stopping.rule == "rounds" else 100
+        rounds = min(experiment.max_rounds, experiment.stopping.rounds if experiment.stopping.rule == "rounds" else 100)
         snapshots = f" + {_size(self.snapshot_bytes)} a snapshot" if experiment.snapshots else ""
         return (
             f"about {_duration(self.round_seconds * rounds)} for {rounds} rounds of all cohorts "
@@ -45,7 +46,7 @@ def estimate(problem: Problem, device: torch.device) -> Estimate:
     for clients in problem.plan:
         share = selection.size(experiment.federation, len(clients)) / len(clients)
         steps += share * sum(local.steps(experiment.federation, sizes[k]) for k in clients)
-    module = problem.build().to(device, data.transform.dtype)
+    module = models.fresh(problem.build, experiment.seed, "init", data.transform.dtype).to(device).eval()
     step = _timed(problem, module, device, experiment.federation.batch_size)
     batch = min(experiment.distillation.batch_size, len(data.public), 64)
     per_sample = _timed(problem, module, device, batch) / batch

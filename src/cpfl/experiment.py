@@ -8,21 +8,37 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
-Share = Annotated[float, Field(ge=0, lt=1)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-OptionalCount = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+from cpfl.errors import SettingError
+from cpfl.setting_sentences import sentence
+
+
+def _not_truth(value: Any) -> Any:
+    """true and false are no numbers, though Python takes them for 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("bool", "input should be a valid number or integer")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_not_truth), Field(allow_inf_nan=False)]
+Integer = Annotated[int, BeforeValidator(_not_truth)]
+Share = Annotated[Number, Field(ge=0, lt=1)]
+Fraction = Annotated[Number, Field(gt=0, le=1)]
+Count = Annotated[Integer, Field(ge=1)]
+OptionalCount = Annotated[Integer, Field(ge=0)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
 
 GIVEN = "(given)"
 """Stands in a stored experiment for a model or arrays that were handed over in Python."""
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    """A part of an experiment: nothing unknown, nothing changed later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Data(Section):
@@ -40,12 +56,11 @@ class Data(Section):
     validation_minimum: Count = 10  # smaller clients keep nothing and report nothing
     augment: Literal["none", "crop-flip-cutout"] = "none"  # of training images and public views
     augment_validation: bool = False  # the authors' code augments validation images too
-    mean: tuple[float, ...] = ()  # per channel, of values in 0…1; empty: no normalisation
-    std: tuple[float, ...] = ()
-    public_mean: tuple[float, ...] | None = None  # None: as the training data
-    public_std: tuple[float, ...] | None = None
+    mean: tuple[Number, ...] = ()  # per channel, of values in 0…1; empty: no normalisation
+    std: tuple[Number, ...] = ()
+    public_mean: tuple[Number, ...] | None = None  # None: as the training data
+    public_std: tuple[Number, ...] | None = None
     public_fit: Literal["exact", "crop", "resize"] = "exact"  # how public images get the training images' shape
-    noise: NotNegative = 0  # deviation of noise on every image, in units of white; makes an easy set hard
     train_limit: OptionalCount = 0  # use only the first so many samples, for a quick look; 0: all
     public_limit: OptionalCount = 0
     classes: OptionalCount = 0  # 0: as many as the labels say
@@ -143,7 +158,7 @@ class Experiment(Section):
     name: str = "experiment"
     cohorts: Count = 4  # n, the dial: 1 is plain FL, M is one-shot FedKD
     clients: Count = 40  # M
-    seed: Annotated[int, Field(ge=0)] = 90  # the authors' seeds are 90–94
+    seed: OptionalCount = 90  # the authors' seeds are 90–94
     max_rounds: Count = 5000  # per cohort, a safety net
     snapshots: str = ""  # "5h" or "50 rounds": keep cohort models as they were then; empty: none
     precision: Literal["float32", "float64"] = "float32"
@@ -154,6 +169,13 @@ class Experiment(Section):
     stopping: Stopping = Stopping()
     devices: Devices = Devices()
     distillation: Distillation = Distillation()
+
+    def __init__(self, **tree: Any) -> None:
+        """A mistake in any setting becomes one sentence, from Python as from a file."""
+        try:
+            super().__init__(**tree)
+        except ValidationError as error:
+            raise SettingError(sentence(error, type(self))) from None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -10,10 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from cpfl.errors import SettingError
-from cpfl.experiment import Experiment, Section
+from cpfl.experiment import Experiment
+from cpfl.setting_sentences import unknown
 
 
 def load(source: str | Path) -> Experiment:
@@ -28,9 +27,11 @@ def load(source: str | Path) -> Experiment:
             )
         return parse(resources.files("cpfl.presets").joinpath(f"{text}.toml").read_text(), text)
     try:
-        content = Path(text).read_text()
+        content = Path(text).read_text(encoding="utf-8")
     except OSError as error:
         raise SettingError(f"cannot read the experiment {text}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingError(f"{text} is not valid TOML: it is not UTF-8 text") from None
     return parse(content, text)
 
 
@@ -50,10 +51,7 @@ def parse(text: str, origin: str) -> Experiment:
 
 def from_tree(tree: Mapping[str, Any]) -> Experiment:
     """An experiment from nested settings; the first mistake becomes one sentence."""
-    try:
-        return Experiment.model_validate(tree)
-    except ValidationError as error:
-        raise SettingError(_sentence(error)) from None
+    return Experiment(**tree)
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
@@ -76,7 +74,7 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experi
         for part in path:
             node = node.get(part) if isinstance(node, dict) else None
         if not isinstance(node, dict):
-            raise SettingError(_unknown(key))
+            raise SettingError(unknown(key, Experiment))
         node[last] = value
     return from_tree(tree)
 
@@ -104,34 +102,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     return json.dumps(value, ensure_ascii=False)
-
-
-def _known_keys() -> list[str]:
-    keys = []
-    for name, info in Experiment.model_fields.items():
-        annotation = info.annotation
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            keys += [name, *(f"{name}.{key}" for key in annotation.model_fields)]
-        else:
-            keys.append(name)
-    return keys
-
-
-def _unknown(key: str) -> str:
-    known = _known_keys()
-    same_leaf = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
-    near = same_leaf or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    siblings = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]] or known
-    hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(siblings)}"
-    return f"there is no setting {key}; {hint}"
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return _unknown(key)
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
-        return f"{key}: {message}" if key else message
-    return f"{key} = {first['input']!r} is not allowed: {message[0].lower()}{message[1:]}"

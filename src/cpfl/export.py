@@ -42,13 +42,16 @@ def load_global(path: Path, model: OwnModel | None = None, distillation: str = "
     folder = RunFolder.open(path)
     experiment, about = folder.experiment(), folder.about()
     into = folder.path / "distillations" / distillation if distillation else folder.path
+    if distillation and not (into / "summary.json").is_file():
+        known = ", ".join(sorted(p.parent.name for p in folder.path.glob("distillations/*/summary.json"))) or "none"
+        raise RunFolderError(f"{path} has no distillation called {distillation!r}; it has: {known}")
     if not (into / "summary.json").is_file():
         raise RunFolderError(f"{into} has no global model: the run is unfinished; cpfl resume it")
-    student = experiment.distillation.student
-    if distillation:
-        student = files.read_json(into / "summary.json")["distillation"]["student"]
+    summary = files.read_json(into / "summary.json")
+    student = summary["distillation"]["student"] if distillation else experiment.distillation.student
     shape = tuple(about["shape"])
-    settings = Model(name=student) if student and experiment.cohorts > 1 else experiment.model
+    # A single teacher is the result itself, whatever student was asked for.
+    settings = Model(name=student) if student and len(summary["teachers"]) > 1 else experiment.model
     if model is None and settings.name == GIVEN:
         raise ModelError(f"{path} was run with a model given in Python: export or load it from Python with model=…")
     build = models.factory(settings, shape, about["classes"]) if model is None else own_factory(model)
@@ -67,8 +70,8 @@ def export(
     model: OwnModel | None = None,
     distillation: str = "",
     onnx: bool = True,
-) -> Path:
-    """Write model.safetensors, model.onnx and model.json; the folder they are in."""
+) -> list[Path]:
+    """Write model.safetensors, model.json and model.onnx; their paths."""
     module, about = load_global(Path(path), model, distillation)
     where = Path(out) if out is not None else Path(path) / "export"
     if onnx and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
@@ -89,7 +92,7 @@ def export(
     files.write_json(where / "model.json", facts)
     if onnx:
         _write_onnx(module, tuple(about["shape"]), where / "model.onnx")
-    return where
+    return [where / f"model.{kind}" for kind in ("json", *(["onnx"] if onnx else []), "safetensors")]
 
 
 def _write_onnx(module: Deployed, shape: tuple[int, ...], path: Path) -> None:

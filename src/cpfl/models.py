@@ -5,6 +5,7 @@ All return logits, one for each class, never probabilities.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import math
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cpfl.errors import ModelError
+from cpfl.errors import CpflError, ModelError
 from cpfl.experiment import Model
 from cpfl.randomness import stream
 
@@ -27,6 +28,8 @@ def gn_lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     """The paper's CIFAR-10 model: LeNet with group normalisation, 85,354 parameters."""
     channels, height, width = _image(shape, "gn-lenet")
     side = [_pooled(_pooled(_pooled(s, 3), 3), 3) for s in (height, width)]
+    if min(side) < 1:
+        raise ModelError(f"model gn-lenet takes images of 15×15 or more, not samples of shape {shape}")
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
         nn.MaxPool2d(3, 2),
@@ -75,20 +78,21 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Module:
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {"gn-lenet": gn_lenet, "femnist-cnn": femnist_cnn, "mlp": mlp}
 
 
-def factory(model: Model, shape: tuple[int, ...], classes: int) -> ModelFactory:
-    """What builds the model that the experiment names: one of ours, or the user's `module:Class`."""
+def factory(model: Model, shape: tuple[int, ...], classes: int, key: str = "model.name") -> ModelFactory:
+    """What builds the model that the setting `key` names: one of ours, or the user's `module:Class`."""
     if model.name in BUILT_IN:
         build = BUILT_IN[model.name]
-        return _guarded(model.name, lambda: build(shape, classes, **model.args))
+        return guarded(model.name, lambda: build(shape, classes, **model.args))
     module, colon, attribute = model.name.partition(":")
-    if not colon:
-        known = ", ".join(BUILT_IN)
-        raise ModelError(f"model.name = {model.name!r} is unknown; known: {known}, or module:Class")
+    if not (colon and module and attribute):
+        near = difflib.get_close_matches(model.name, BUILT_IN, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ModelError(f"{key} = {model.name!r} is unknown; {hint}Known: {', '.join(BUILT_IN)}, or module:Class")
     try:
         build = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ModelError(f"model.name = {model.name!r} cannot be loaded: {error}") from None
-    return _guarded(model.name, lambda: build(**model.args))
+    except Exception as error:  # a user's module can fail in any way
+        raise ModelError(f"{key} = {model.name!r} cannot be loaded: {first_line(error)}") from None
+    return guarded(model.name, lambda: build(**model.args))
 
 
 def fresh(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> nn.Module:
@@ -104,8 +108,9 @@ def check(module: nn.Module, x: Tensor, classes: int) -> None:
         with torch.no_grad():
             out = module.eval()(x)
     except Exception as error:
-        reason = str(error).split("\n")[0]
-        raise ModelError(f"the model does not take samples of shape {tuple(x.shape[1:])}: {reason}") from None
+        raise ModelError(
+            f"the model does not take samples of shape {tuple(x.shape[1:])}: {first_line(error)}"
+        ) from None
     finally:
         module.train()
     if not isinstance(out, Tensor) or out.shape != (len(x), classes):
@@ -125,12 +130,29 @@ def wire_bytes(model: Model, state: State) -> int:
     return model.bytes or 4 * sum(value.numel() for value in state.values())
 
 
-def _guarded(name: str, build: Callable[[], Any]) -> ModelFactory:
+def draws(module: nn.Module, x: Tensor) -> bool:
+    """Whether training this model draws random numbers of its own, as dropout does."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        module.train()(x)
+        return not torch.equal(before, torch.get_rng_state())
+
+
+def first_line(error: Exception) -> str:
+    """What a library says of its trouble, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def guarded(name: str, build: Callable[[], Any]) -> ModelFactory:
+    """A factory whose failures are told as the user's."""
+
     def call() -> nn.Module:
         try:
             module = build()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ModelError(f"model {name} cannot be built: {str(error).splitlines()[0]}") from None
+        except CpflError:
+            raise
+        except Exception as error:
+            raise ModelError(f"model {name} cannot be built: {first_line(error)}") from None
         if not isinstance(module, nn.Module):
             raise ModelError(f"model {name} gives a {type(module).__name__}, not a torch.nn.Module")
         return module

@@ -23,6 +23,8 @@ def predict(path: Path, images: Path, distillation: str = "") -> Iterator[dict[s
     shape = about["shape"]
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(f"{path} was trained on samples of shape {tuple(shape)}: predict takes a folder of images")
+    if not images.exists():
+        raise DataError(f"there is no file or folder {images}")
     found = [images] if images.is_file() else sorted(f for f in images.rglob("*") if f.suffix.lower() in SUFFIXES)
     if not found:
         raise DataError(f"{images} holds no images ({', '.join(sorted(SUFFIXES))})")

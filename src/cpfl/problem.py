@@ -15,6 +15,7 @@ from cpfl.cohorts import CohortPlan, random_plan
 from cpfl.data import federated
 from cpfl.data.federated import FederatedData, Given
 from cpfl.devices import Fleet, fleet
+from cpfl.errors import ModelError
 from cpfl.experiment import Experiment, Model
 from cpfl.models import ModelFactory, State
 
@@ -44,7 +45,7 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
     shape, classes = data.train.shape, data.classes
     build = models.factory(experiment.model, shape, classes) if model is None else own_factory(model)
     other = experiment.distillation.student
-    build_student = models.factory(Model(name=other), shape, classes) if other else build
+    build_student = models.factory(Model(name=other), shape, classes, "distillation.student") if other else build
     dtype = data.transform.dtype
     start = models.fresh(build, experiment.seed, "init", dtype)
     x = data.transform(torch.as_tensor(data.train.x[:2]))
@@ -59,7 +60,9 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
 def own_factory(model: OwnModel) -> ModelFactory:
     """A factory from what the user gave: a class or function that builds a model, or a model to copy afresh."""
     if not isinstance(model, nn.Module):
-        return model
+        if not callable(model):
+            raise ModelError(f"model takes an nn.Module, a class or a function that builds one, not {model!r}")
+        return models.guarded(getattr(model, "__name__", "given"), model)
 
     def rebuild() -> nn.Module:
         module = copy.deepcopy(model)

@@ -17,12 +17,14 @@ devices        –                          rows of the trace (or uniform quanti
 selection      cohort, round              a round's participants
 batches        client, round              the permutation(s) of a client's training samples
 augment        client, round              crop, flip and cutout of every training sample, in batch order
+model          client, round              one integer below 2**63: the torch seed of a model that draws, as dropout does
+model-epoch    epoch                      the same for the student
 val-augment    client, round              the same for validation images, where that setting is on
 student        –                          one integer below 2**63: the torch seed of the fresh student
 public-crop    –                          where larger public images are cropped
 view           view                       crop, flip and cutout of every public image in one view
 letters        – (seed 0)                 the built-in public set: letter, slant, size and weight of every image
-noise          set (seed 0)               the grain of training (0), test (1) and public (2) images, where it is set
+grain          set (seed 0)               the grain of digits-grainy, train (0) and test (1), and of letters-grainy (2)
 distill        epoch                      permutation of the public images
 """
 

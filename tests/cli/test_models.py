@@ -26,9 +26,9 @@ QUICK = ("--set", "max_rounds=5", "--set", "distillation.epochs=2")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The test images of the digits as PNG files, named by place and label."""
+    """The preset's test images as PNG files, named by place and label."""
     folder = tmp_path_factory.mktemp("photos")
-    test = embedded.digits("test")
+    test = embedded.grainy(embedded.digits("test"), 1)
     for i, (image, label) in enumerate(zip(test.x, test.y, strict=True)):
         Image.fromarray(image[0]).save(folder / f"{i:04d}-{label}.png")
     return folder
@@ -131,7 +131,7 @@ def test_predict_fits_other_images(cpfl_command: Command, finished: Path, photos
             image.convert("RGB").resize((32, 32), Image.Resampling.NEAREST).save(folder / file.name)
     plain = cpfl_command("predict", finished, photos, "--json").good().json[:20]
     large = cpfl_command("predict", finished, folder, "--json").good().json
-    assert np.mean([a["class"] == b["class"] for a, b in zip(plain, large, strict=True)]) > 0.8
+    assert np.mean([a["class"] == b["class"] for a, b in zip(plain, large, strict=True)]) >= 0.7
 
 
 def test_doctor(cpfl_command: Command) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_runs
 import torch
 
-import small_runs
 from cpfl import api
 
 

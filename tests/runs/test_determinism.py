@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_runs
 import torch
+from small_runs import Unbroken
 from torch import nn
 
-import small_runs
 from cpfl import api, experiment_file, method
 from cpfl.data.federated import Given
 from cpfl.engines.reference import ReferenceEngine
@@ -23,7 +24,6 @@ from cpfl.problem import Problem, prepare
 from cpfl.report import tables
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
-from small_runs import Unbroken
 
 CPU = torch.device("cpu")
 # In every way a run can draw by chance.
@@ -51,7 +51,7 @@ def test_another_seed_differs(unbroken: Unbroken) -> None:
 def test_another_process_with_other_global_seeds(tmp_path: Path, unbroken: Unbroken) -> None:
     path = tmp_path / "run"
     torch.manual_seed(1234567)
-    np.random.seed(7654321)  # noqa: NPY002  (the global state is what this is about)
+    np.random.seed(7654321)
     random.seed(3)
     api.run("digits", settings=small_runs.SETTINGS, out=path, device="cpu")
     assert small_runs.differing(path, unbroken()) == []
@@ -189,7 +189,7 @@ def test_readable_while_it_goes_on(living: Path) -> None:
     seen = 0
     for _ in range(30):
         lines = [line for cohort in range(3) for line in records.read(folder.rounds(cohort))]
-        row = tables.overview([folder])[0]
+        row = tables.overview(tables.find_runs(living))[0]
         assert row["state"] == "0 of 3 cohorts stopped"
         assert seen <= len(lines) <= row["rounds"]
         seen = len(lines)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import small_runs
+from small_runs import Unbroken
+
 from cpfl import api
 from cpfl.errors import RunFolderError
 from cpfl.runs import records
-from small_runs import Unbroken
 
 LARGE = {"model.args.hidden": 64, "snapshots": "1 rounds", "checkpoint_seconds": 0}
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_runs
 import torch
 
-from cpfl import experiment_file
+from cpfl import api
 from cpfl.errors import CpflError, RunFolderError
 from cpfl.experiment import Distillation, Experiment
 from cpfl.runs import files, records
@@ -193,14 +194,15 @@ def test_without_snapshots(tmp_path: Path) -> None:
     assert names(folder) == {0: "cohort-0000", 1: "cohort-0001"}
 
 
-@pytest.mark.parametrize("key", ["quorum", "at"])
-def test_a_run_that_could_never_end_is_refused_before_it_begins(key: str) -> None:
-    """Unfinished cohorts teach with their latest snapshot: without snapshots hours of training would be for nothing."""
-    settings = {f"distillation.{key}": {"quorum": 0.5, "at": "1h"}[key]}
+@pytest.mark.parametrize(("key", "value"), [("quorum", 0.5), ("at", "1s")])
+def test_a_run_that_could_never_end_is_refused_before_it_begins(key: str, value: Any, tmp_path: Path) -> None:
+    """Unfinished cohorts teach with their latest snapshot: without snapshots all training would be for nothing."""
+    settings = small_runs.SETTINGS | {"max_rounds": 2, "snapshots": "", f"distillation.{key}": value}
     with pytest.raises(CpflError, match="snapshots"):
-        experiment_file.with_settings(Experiment(), settings)
-    experiment_file.with_settings(Experiment(), settings | {"snapshots": "1h"})
-    experiment_file.with_settings(Experiment(), settings | {"distillation.unfinished": "drop"})
+        api.run("digits", settings=settings, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    with_them = api.run("digits", settings=settings | {"snapshots": "1s"}, out=tmp_path / "with", device="cpu")
+    assert with_them.summary["teachers"] == [0, 1, 2]
 
 
 def test_sums_do_not_depend_on_order() -> None:

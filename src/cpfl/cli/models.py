@@ -33,8 +33,7 @@ def export(
 
     Example: cpfl export DIR --out model
     """
-    where = write(path, out, distillation=distillation, onnx=onnx)
-    written = sorted(str(file) for file in where.iterdir() if file.is_file() and not file.name.startswith("."))
+    written = [str(file) for file in write(path, out, distillation=distillation, onnx=onnx)]
     if as_json:
         show_json(written)
     else:

@@ -11,8 +11,16 @@ from rich.console import Console
 
 from cpfl.errors import SettingError
 
-console = Console()
-notes = Console(stderr=True)
+
+def _console(stderr: bool) -> Console:
+    """A terminal as wide as it is; files and pipes wide enough for every table."""
+    found = Console(stderr=stderr)
+    return found if found.is_terminal else Console(stderr=stderr, width=WIDE)
+
+
+WIDE = 160
+console = _console(stderr=False)
+notes = _console(stderr=True)
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated.")

@@ -201,7 +201,7 @@ def _show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
         ("CPU time", f"{summary['cpu_hours']:.2f} h"),
         ("traffic", f"{summary['comm_gb']:.3f} GB"),
         ("rounds", f"{summary['rounds']:,}"),
-        ("distilled in", f"{summary['distill_seconds']:.1f} s"),
+        *([("distilled in", f"{summary['distill_seconds']:.1f} s")] if several else []),
         ("run folder", str(path)),
     ]
     for name, value in lines:

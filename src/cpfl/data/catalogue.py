@@ -73,6 +73,21 @@ _ENTRIES = (
         source="embedded",
     ),
     Entry(
+        "digits-grainy",
+        "the digits as a bad scanner sees them: hard enough for small cohorts to overfit",
+        "nothing, it is built in",
+        shape=(1, 8, 8),
+        classes=10,
+        source="embedded",
+    ),
+    Entry(
+        "letters-grainy",
+        "the letters as a bad scanner sees them: the public set for digits-grainy",
+        "nothing, it is built in",
+        shape=(1, 8, 8),
+        source="embedded",
+    ),
+    Entry(
         "cifar10",
         "CIFAR-10: small photographs, 50,000 train, 10,000 test",
         "train-*.parquet and test-*.parquet with columns image (or img) and label, or cifar-10-binary.tar.gz, "

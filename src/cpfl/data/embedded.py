@@ -1,4 +1,4 @@
-"""Sets that need no file: `digits` to train on, `letters` as its unlabelled public set.
+"""Sets that need no file: `digits` to train on, `letters` as its unlabelled public set, and both with grain.
 
 Both have the form of NIST's 8×8 digits: a 32×32 black and white drawing, every 4×4 block of it counted. The letters are
 drawn here with Pillow's built-in font, so a first run works on a machine without data, fonts or a network.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import string
+from dataclasses import replace
 from functools import cache
 from typing import Literal
 
@@ -21,6 +22,7 @@ from cpfl.randomness import stream
 
 TEST_SHARE = 0.2
 LETTER_COUNT = 4000
+GRAIN = 0.4  # deviation of the grain, in units of white
 # The public set must hold no digit, so letters that are drawn exactly like one stay out.
 DIGIT_LOOKALIKES = "OoQDIliZzSsBbqg"
 LETTERS = "".join(sorted(set(string.ascii_letters) - set(DIGIT_LOOKALIKES)))
@@ -41,6 +43,12 @@ def digits(split: Literal["train", "test"]) -> Samples:
     # Sorted, so that the samples keep the source's order.
     index = np.sort(order[:held_out] if split == "test" else order[held_out:])
     return Samples(_to_bytes(bunch.images[index]), bunch.target[index].astype(np.int64))
+
+
+def grainy(samples: Samples, part: int) -> Samples:
+    """The same images as a bad scanner sees them. Clean digits are so easy that small cohorts never overfit."""
+    grain = stream(0, "grain", part).normal(0, 255 * GRAIN, samples.x.shape)
+    return replace(samples, x=np.clip(np.rint(samples.x.astype(np.float64) + grain), 0, 255).astype(np.uint8))
 
 
 def letters() -> Samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from cpfl.data import sources
 from cpfl.data.samples import Array, Samples
 from cpfl.data.split import ClientIndex, label_counts, split
-from cpfl.data.transform import Transform
+from cpfl.data.transform import HOLE, PAD, Transform
 from cpfl.errors import DataError
 from cpfl.experiment import Experiment
 from cpfl.randomness import stream
+
+SMALLEST = HOLE + 2 * PAD  # side of an image of which augmentation leaves something to see
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,11 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> Federat
         train = train.take(np.arange(min(data.train_limit, len(train))))
     if data.public_limit:
         public = public.take(np.arange(min(data.public_limit, len(public))))
-    if data.noise:
-        train, test, public = (_noisy(part, data.noise, k) for k, part in enumerate((train, test, public)))
+    if 0 < len(train) < experiment.clients:
+        limit = f" (data.train_limit = {data.train_limit})" if data.train_limit else ""
+        raise DataError(
+            f"clients = {experiment.clients} is more than the {len(train)} training samples{limit}: each needs one"
+        )
     classes = _check_labels(train, test, data.classes)
     public = _fit(public, train, data.public_fit, experiment.seed)
     for name, samples in (("test", test), ("public", public)):
@@ -71,6 +76,11 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> Federat
     if augmented and (len(train.shape) != 3 or train.x.dtype != np.uint8):
         raise DataError(
             f"data.augment = {data.augment!r} is for images (uint8, channels first); these samples are {train.shape}"
+        )
+    if augmented and min(train.shape[1:]) < SMALLEST:
+        raise DataError(
+            f"data.augment = {data.augment!r} cuts holes of {HOLE}×{HOLE} and needs images of {SMALLEST}×{SMALLEST} or "
+            f"more; these are {train.shape[1]}×{train.shape[2]}"
         )
     dtype = getattr(torch, experiment.precision)
     transform = Transform(data.mean, data.std, dtype)
@@ -90,7 +100,9 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> Federat
 
 def as_samples(x: object, y: object = None, columns: dict[str, object] | None = None) -> Samples:
     """Samples from a user's arrays or tensors."""
-    inputs = _array(x)
+    inputs = _array(x, "the inputs")
+    if not np.issubdtype(inputs.dtype, np.number):
+        raise DataError(f"the inputs are {inputs.dtype}: numbers are needed")
     if inputs.ndim < 2:
         raise DataError(
             f"the inputs have shape {inputs.shape}: the first axis counts samples, at least one more is needed"
@@ -101,15 +113,24 @@ def as_samples(x: object, y: object = None, columns: dict[str, object] | None = 
             raise DataError("the inputs contain values that are not finite numbers")
     labels = None
     if y is not None:
-        given = _array(y)
+        given = _array(y, "the labels")
         if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
             raise DataError(f"labels are integers, one for each sample; these are {given.dtype} of shape {given.shape}")
         labels = given.astype(np.int64)
-    return Samples(inputs, labels, {name: _array(column) for name, column in (columns or {}).items()})
+    if not isinstance(columns, dict | None):
+        raise DataError(f"columns are a dict of names and values, not {type(columns).__name__}")
+    return Samples(inputs, labels, {name: _array(column, name) for name, column in (columns or {}).items()})
 
 
-def _array(values: object) -> Array:
-    return np.asarray(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
+def _array(values: object, name: str) -> Array:
+    if isinstance(values, tuple):
+        raise DataError(f"{name} are a tuple: one array or tensor is needed")
+    try:
+        if isinstance(values, torch.Tensor):
+            values = (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} are no array: {error}") from None
 
 
 def _source(name: str, split: sources.Split, roots: Sequence[Path], public_splits: Sequence[str] = ()) -> Samples:
@@ -125,14 +146,6 @@ def _hold_out_test(train: Samples) -> tuple[Samples, Samples]:
     if held == 0:
         raise DataError(f"{len(train)} training samples are too few to hold out a test set: give a test set")
     return train.take(np.sort(order[held:])), train.take(np.sort(order[:held]))
-
-
-def _noisy(samples: Samples, deviation: float, part: int) -> Samples:
-    """Grainy images, the same for all seeds."""
-    if samples.x.dtype != np.uint8:
-        raise DataError(f"data.noise = {deviation} is for images (uint8); these samples are {samples.x.dtype}")
-    grain = stream(0, "noise", part).normal(0, 255 * deviation, samples.x.shape)
-    return replace(samples, x=np.clip(np.rint(samples.x + grain), 0, 255).astype(np.uint8))
 
 
 def _check_labels(train: Samples, test: Samples, classes: int) -> int:
@@ -160,6 +173,11 @@ def _check_shape(name: str, samples: Samples, train: Samples) -> None:
     if samples.shape != train.shape:
         hint = "; set data.public_fit=resize or crop for images" if name == "public" and len(train.shape) == 3 else ""
         raise DataError(f"the {name} set's samples have shape {samples.shape}, the training set's {train.shape}{hint}")
+    if (samples.x.dtype == np.uint8) != (train.x.dtype == np.uint8):
+        raise DataError(
+            f"the {name} set's samples are {samples.x.dtype}, the training set's {train.x.dtype}: "
+            "both must be pixels (uint8) or both plain numbers"
+        )
     if len(samples) == 0:
         raise DataError(f"the {name} set is empty")
 

@@ -60,7 +60,7 @@ def available(roots: Sequence[Path]) -> list[str]:
 
 def locate(name: str, roots: Sequence[Path]) -> Path:
     """The folder of a set: a path as it is, a name under the first root that has it."""
-    if _is_path(name):
+    if is_path(name):
         folder = Path(name).expanduser()
         if not folder.is_dir():
             raise DataError(f"the data set '{name}' is a path that is not a folder: expected there: {LAYOUTS}")
@@ -125,7 +125,7 @@ def _public(name: str, roots: Sequence[Path], splits: Sequence[str]) -> Samples 
 
 def _public_splits(name: str, roots: Sequence[Path]) -> tuple[str, ...]:
     """By the set's name, or for a folder under another name by the published files it holds."""
-    entry = CATALOGUE.get(Path(name).name) if _is_path(name) else CATALOGUE.get(name)
+    entry = CATALOGUE.get(Path(name).name) if is_path(name) else CATALOGUE.get(name)
     if entry is None:
         entry = CATALOGUE.get(archives.recognise(locate(name, roots)) or "")
     return entry.public if entry else ("train",)
@@ -135,10 +135,8 @@ def _split(name: str, split: str, roots: Sequence[Path]) -> Samples | None:
     entry = CATALOGUE.get(name)
     if entry is not None and entry.source == "trace":
         raise DataError(f"'{name}' is a device trace and holds no samples: it belongs under devices.trace")
-    if name == "digits":
-        return embedded.digits("test" if split == "test" else "train")
-    if name == "letters":
-        return None if split == "test" else embedded.letters()
+    if entry is not None and entry.source == "embedded":
+        return _embedded(name, split == "test")
     folder = locate(name, roots)
     match _format(folder):
         case "parquet":
@@ -148,6 +146,14 @@ def _split(name: str, split: str, roots: Sequence[Path]) -> Samples | None:
         case kind:
             assert kind is not None, "locate() saw a format"
             return archives.read(folder, kind, split)
+
+
+def _embedded(name: str, test: bool) -> Samples | None:
+    if name.startswith("letters"):
+        samples, part = None if test else embedded.letters(), 2
+    else:
+        samples, part = embedded.digits("test" if test else "train"), int(test)
+    return embedded.grainy(samples, part) if samples is not None and name.endswith("-grainy") else samples
 
 
 def _format(folder: Path) -> str | None:
@@ -161,7 +167,8 @@ def _splits(folder: Path) -> str:
     return ", ".join(parquet.splits(folder) or leaf.splits(folder)) or "none"
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Whether a name is meant as a path."""
     return name.startswith(("~", ".")) or "/" in name or os.sep in name
 
 

@@ -29,8 +29,6 @@ def split(experiment: Experiment, train: Samples) -> list[ClientIndex]:
     data, clients, seed = experiment.data, experiment.clients, experiment.seed
     if train.y is None:
         raise DataError(f"data.train = {data.train!r} has no labels: clients need them to train")
-    if clients > len(train):
-        raise DataError(f"clients = {clients} is more than the {len(train)} training samples: each client needs one")
     match data.split:
         case "dirichlet":
             parts = dirichlet(train.y, clients, data.alpha, seed, data.remainder)

@@ -49,7 +49,7 @@ def distil(
     began = time.perf_counter()
     data, seed = problem.data, problem.experiment.seed
     dtype = data.transform.dtype
-    teacher = problem.build().to(device, dtype)
+    teacher = models.fresh(problem.build, seed, "init", dtype).to(device)
     weights_NC = class_weights(cohort_counts(data.counts, problem.plan), settings.weights, cohorts)
     x_test = torch.as_tensor(data.test.x).to(device)
     y_test = torch.as_tensor(data.test.y).to(device)

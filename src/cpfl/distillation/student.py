@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cpfl import models
+from cpfl.errors import CpflError, ModelError
 from cpfl.experiment import Distillation
 from cpfl.randomness import stream
 
@@ -37,18 +40,31 @@ def teach(
     """Adam on the public samples, epoch after epoch, each in its own order."""
     optimizer = torch.optim.Adam(student.parameters(), settings.lr)
     device = next(student.parameters()).device
+    drawing = models.draws(student, batch(0, torch.arange(min(2, samples), device=device))[0])
     for epoch in range(settings.epochs):
         student.train()
         order = torch.from_numpy(stream(seed, "distill", epoch).permutation(samples)).to(device)
         total = torch.zeros((), device=device)
-        for rows in torch.split(order, settings.batch_size):
-            inputs, targets = batch(epoch, rows)
-            loss = distance(student(inputs), targets, settings)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            total += loss.detach() * len(rows)
+        with torch.random.fork_rng(enabled=drawing):
+            if drawing:
+                torch.manual_seed(int(stream(seed, "model-epoch", epoch).integers(2**63)))
+            for rows in torch.split(order, settings.batch_size):
+                inputs, targets = batch(epoch, rows)
+                loss = distance(_answer(student, inputs), targets, settings)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                total += loss.detach() * len(rows)
+        if not math.isfinite(total.item()):
+            raise CpflError(f"the student's loss became {total.item()} in epoch {epoch + 1}: lower distillation.lr")
         on_epoch(EpochRecord(epoch + 1, total.item() / samples, accuracy(student)))
+
+
+def _answer(student: nn.Module, inputs: Tensor) -> Tensor:
+    try:
+        return student(inputs)  # type: ignore[no-any-return]
+    except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
+        raise ModelError(f"the student cannot train on a batch of {len(inputs)}: {models.first_line(error)}") from None
 
 
 def distance(logits_BC: Tensor, targets_BC: Tensor, settings: Distillation) -> Tensor:

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cpfl import models
 from cpfl.engines.base import OnRound
-from cpfl.errors import DivergedError
+from cpfl.errors import DivergedError, ModelError
 from cpfl.federation import local, server
 from cpfl.federation.session import ClientResult, Outcome, Session, Work
 from cpfl.problem import Problem
+from cpfl.randomness import stream
 
 CHUNK = 1024  # validation samples in one forward pass
 
@@ -29,10 +31,22 @@ class ReferenceEngine:
         self._problem, self._device = problem, device
         self._x = torch.as_tensor(problem.data.train.x).to(device)
         self._y = torch.as_tensor(problem.data.train.y).to(device)
-        self._module = problem.build().to(device, problem.data.transform.dtype)
+        self._module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype).to(
+            device
+        )
+        self._draws = models.draws(self._module, problem.data.transform(self._x[:2]))
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Always advance the cohort that is furthest behind in virtual time."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # a client's batches are too small to share out
+        try:
+            with torch.random.fork_rng(enabled=self._draws):
+                self._federate(sessions, on_round)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         waiting = [(s.clock, s.cohort, s) for s in sessions if not s.stopped]
         heapq.heapify(waiting)
         while waiting:
@@ -61,10 +75,13 @@ class ReferenceEngine:
         chosen = local.batches(settings, self._size(client), experiment.seed, client, work.round)
         x, y = self._inputs(client, work, np.concatenate(chosen))
         module.train()
+        if self._draws:
+            torch.manual_seed(int(stream(experiment.seed, "model", client, work.round).integers(2**63)))
         optimizer = torch.optim.SGD(module.parameters(), settings.lr, settings.momentum)
         losses, at = [], 0
         for batch in chosen:
-            loss = nn.functional.cross_entropy(module(x[at : at + len(batch)]), y[at : at + len(batch)])
+            logits = self._forward(x[at : at + len(batch)], client, work)
+            loss = nn.functional.cross_entropy(logits, y[at : at + len(batch)])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -74,6 +91,15 @@ class ReferenceEngine:
         if not math.isfinite(mean_loss):
             raise DivergedError(work.cohort, client, work.round, mean_loss)
         return ClientResult(client, at, len(chosen), mean_loss, None)
+
+    def _forward(self, x: Tensor, client: int, work: Work) -> Tensor:
+        try:
+            return self._module(x)  # type: ignore[no-any-return]
+        except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
+            raise ModelError(
+                f"the model cannot train on a batch of {len(x)} (client {client}, cohort {work.cohort}, "
+                f"round {work.round}): {models.first_line(error)}"
+            ) from None
 
     def _inputs(
         self, client: int, work: Work, order: np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
-from cpfl.errors import RunFolderError
+from cpfl.errors import CpflError, RunFolderError
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
 
+COLUMNS = ("path", "name", "cohorts", "clients", "seed", "state", "rounds", "hours", "student_accuracy")
 MEASURES = (
     "teacher_accuracy_mean",
     "ensemble_accuracy",
@@ -25,12 +27,12 @@ MEASURES = (
 )
 
 
-def find_runs(root: Path) -> list[RunFolder]:
+def find_runs(root: Path) -> list[Path]:
     """All run folders at or below a folder, at most two levels down."""
     if not root.is_dir():
         raise RunFolderError(f"there is no folder {root}")
     found = [path.parent for pattern in ("run.json", "*/run.json", "*/*/run.json") for path in root.glob(pattern)]
-    return [RunFolder.open(path) for path in sorted(found)]
+    return sorted(found)
 
 
 def by_cohorts(summaries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -56,44 +58,56 @@ def by_cohorts(summaries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def trade_off(summaries: Iterable[Mapping[str, Any]]) -> Table:
     """The paper's question as one table: what does n cost, what does it gain?"""
     rows = by_cohorts(summaries)
-    table = Table(title="What n costs and gains", title_justify="left")
-    for name in ("n", "teachers %", "ensemble %", "student %", "hours", "CPU hours", "traffic GB", "rounds"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("faster", justify="right")
-    table.add_column("CPU saved", justify="right")
+    table = Table(title="What n costs and gains", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    heads = ("n", "teachers\n%", "ensemble\n%", "student\n%", "hours", "CPU\nhours", "traffic\nGB", "rounds")
+    for head in (*heads, "faster", "CPU\nsaved"):
+        table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         several = row["seeds"] > 1
         table.add_row(
             str(row["cohorts"]),
-            *(_figure(row, key, places, several) for key, places in zip(MEASURES, (1, 1, 1, 2, 2, 3, 0), strict=True)),
+            _figure(row, "teacher_accuracy_mean", 1, several),
+            _figure(row, "ensemble_accuracy", 1, False),
+            _figure(row, "student_accuracy", 1, several),
+            _figure(row, "hours", 2, several),
+            _figure(row, "cpu_hours", 1, several),
+            _figure(row, "comm_gb", 2, False),
+            _figure(row, "rounds", 0, False),
             "–" if row["speed_up"] is None else f"{row['speed_up']:.2f}×",
             "–" if row["cpu_saving"] is None else f"{row['cpu_saving']:.2f}×",
         )
+    if any(row["seeds"] > 1 for row in rows):
+        table.caption = f"mean ± standard deviation over {max(row['seeds'] for row in rows)} seeds"
     return table
 
 
-def overview(folders: Iterable[RunFolder]) -> list[dict[str, Any]]:
+def overview(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """One row a run: what it is and how far it has come."""
     rows = []
-    for folder in folders:
-        experiment, plan = folder.experiment(), folder.about()["plan"]
-        last = [lines[-1] for cohort in range(len(plan)) if (lines := records.read(folder.rounds(cohort)))]
-        summary = folder.summary()
-        stopped = sum(bool(line["stop"]) for line in last)
-        rows.append(
-            {
-                "path": str(folder.path),
-                "name": experiment.name,
-                "cohorts": experiment.cohorts,
-                "clients": experiment.clients,
-                "seed": experiment.seed,
-                "state": "finished" if summary else f"{stopped} of {len(plan)} cohorts stopped",
-                "rounds": sum(line["round"] for line in last),
-                "hours": max((line["clock"] for line in last), default=0.0) / 3600,
-                "student_accuracy": summary["student_accuracy"] if summary else None,
-            }
-        )
+    for path in paths:
+        try:
+            rows.append(_row(RunFolder.open(path)))
+        except CpflError as error:
+            rows.append({**dict.fromkeys(COLUMNS), "path": str(path), "state": f"damaged: {error}"})
     return rows
+
+
+def _row(folder: RunFolder) -> dict[str, Any]:
+    experiment, plan = folder.experiment(), folder.about()["plan"]
+    last = [lines[-1] for cohort in range(len(plan)) if (lines := records.read(folder.rounds(cohort)))]
+    summary = folder.summary()
+    stopped = sum(bool(line["stop"]) for line in last)
+    return {
+        "path": str(folder.path),
+        "name": experiment.name,
+        "cohorts": experiment.cohorts,
+        "clients": experiment.clients,
+        "seed": experiment.seed,
+        "state": "finished" if summary else f"{stopped} of {len(plan)} cohorts stopped",
+        "rounds": sum(line["round"] for line in last),
+        "hours": max((line["clock"] for line in last), default=0.0) / 3600,
+        "student_accuracy": summary["student_accuracy"] if summary else None,
+    }
 
 
 def run_list(rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -104,15 +118,14 @@ def run_list(rows: Iterable[Mapping[str, Any]]) -> Table:
     for name in ("rounds", "hours", "student %"):
         table.add_column(name, justify="right")
     for row in rows:
-        accuracy = row["student_accuracy"]
         table.add_row(
             row["path"],
-            str(row["cohorts"]),
-            str(row["seed"]),
+            _shown(row["cohorts"], "d"),
+            _shown(row["seed"], "d"),
             row["state"],
-            f"{row['rounds']:,}",
-            f"{row['hours']:.2f}",
-            "–" if accuracy is None else f"{accuracy:.2f}",
+            _shown(row["rounds"], ",d"),
+            _shown(row["hours"], ".2f"),
+            _shown(row["student_accuracy"], ".2f"),
         )
     return table
 
@@ -120,3 +133,7 @@ def run_list(rows: Iterable[Mapping[str, Any]]) -> Table:
 def _figure(row: Mapping[str, Any], key: str, places: int, several: bool) -> str:
     spread = f" ± {row[f'{key}_spread']:,.{places}f}" if several else ""
     return f"{row[key]:,.{places}f}{spread}"
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

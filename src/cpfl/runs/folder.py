@@ -31,6 +31,7 @@ from cpfl.models import State
 from cpfl.runs import files, records
 
 SCHEMA = 1
+ABOUT = ("plan", "model_bytes", "fingerprint", "shape", "classes", "data_folder")  # what readers of run.json count on
 FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
 
 
@@ -44,8 +45,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, experiment: Experiment, about: Mapping[str, Any]) -> RunFolder:
         """A new run folder; one that already holds something is never touched."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunFolderError(f"{path} exists and is not an empty folder: choose another --out, or cpfl resume it")
+        cls.check_free(path)
         with files.explained(path):
             for name in FOLDERS:
                 (path / name).mkdir(parents=True, exist_ok=True)
@@ -54,6 +54,17 @@ class RunFolder:
         # run.json comes last: a folder without it never became a run.
         files.write_json(path / "run.json", {"schema": SCHEMA, "versions": versions(), **about})
         return folder
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Whether a run could be made here, before any work is done for it."""
+        with files.explained(path):
+            taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+            longest = os.pathconf(next(p for p in path.absolute().parents if p.is_dir()), "PC_NAME_MAX")
+        if taken:
+            raise RunFolderError(f"{path} exists and is not an empty folder: choose another --out, or cpfl resume it")
+        if any(len(os.fsencode(part)) > longest for part in path.parts):
+            raise RunFolderError(f"cannot write {path}: a name in it is longer than {longest} bytes")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -64,6 +75,9 @@ class RunFolder:
         schema = folder.about().get("schema")
         if schema != SCHEMA:
             raise RunFolderError(f"{path} has schema {schema}; this version of cpfl reads schema {SCHEMA}")
+        lacking = [key for key in ABOUT if key not in folder.about()]
+        if lacking:
+            raise RunFolderError(f"{path / 'run.json'} is damaged: it lacks {', '.join(lacking)}")
         return folder
 
     def lock(self) -> None:

@@ -37,7 +37,7 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
     lines = [records.read(folder.rounds(cohort)) for cohort in range(len(about["plan"]))]
     stops = [line[-1]["clock"] if line and line[-1]["stop"] else math.inf for line in lines]
     clocks = [line[-1]["clock"] if line else 0.0 for line in lines]
-    moment = _moment(folder, settings, stops)
+    moment = min(_moment(folder, settings, stops), max(stops))  # after the last stop nothing changes any more
     behind = [i for i, stop in enumerate(stops) if stop == math.inf and clocks[i] < moment]
     if behind:
         raise RunFolderError(
