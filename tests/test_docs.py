@@ -1,0 +1,56 @@
+"""Every command and every piece of Python in README and docs runs as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"(?:^<!-- (?P<note>.+?) -->\n)?^```(?P<kind>sh|python|toml)\n(?P<text>.*?)^```", re.M | re.S)
+# Why a block may stay unrun here, and what runs it instead.
+ELSEWHERE = {
+    "run by .ci/run": ROOT / ".ci" / "run",
+    "run in tests/cli/test_data.py with a folder of its own": ROOT / "tests/cli/test_data.py",
+    "needs real CIFAR-10; run in tests/test_real_data.py where it is there": ROOT / "tests/test_real_data.py",
+}
+
+
+def blocks(page: Path) -> list[re.Match[str]]:
+    return list(FENCE.finditer(page.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page: Path, tmp_path: Path) -> None:
+    """Block after block, in one folder, as a reader would."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for block in blocks(page):
+        if block["note"]:
+            assert block["note"] in ELSEWHERE, f"{page.name}: an unknown reason not to run a block: {block['note']}"
+        elif block["kind"] != "toml":
+            words = ["bash", "-euc", block["text"]] if block["kind"] == "sh" else [sys.executable, "-c", block["text"]]
+            done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+            assert done.returncode == 0, f"{page.name}:\n{block['text']}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_runs_elsewhere_does(page: Path) -> None:
+    """The place that a note names runs the block's commands: its words stand there."""
+    for block in blocks(page):
+        if block["note"]:
+            text = ELSEWHERE[block["note"]].read_text()
+            for line in block["text"].splitlines():
+                for word in line.split()[:2]:
+                    assert word.removeprefix("cpfl") in text, f"{page.name}: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links(page: Path) -> None:
+    """Every file that a page points to is there."""
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} points to {target}"

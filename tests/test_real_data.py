@@ -1,0 +1,86 @@
+"""The real CIFAR-10, MNIST's writers and device trace, where they are there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from cpfl.data import federated
+from cpfl.data.federated import Given
+from cpfl.devices import fleet, read_trace
+from cpfl.experiment_file import load, with_settings
+
+if TYPE_CHECKING:
+    from conftest import Command
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+pytestmark = pytest.mark.skipif(not (DATA / "cifar10").is_dir(), reason="the real data sets are not beside the project")
+
+
+def test_cifar10_from_the_command_line(cpfl_command: Command, tmp_path: Path) -> None:
+    """As the docs say it, cut down to what two cores do in seconds."""
+    words = ["run", "cifar10", "--data", str(DATA), "--set", "data.public=tinyimagenet32"]
+    for setting in ("max_rounds=2", "data.train_limit=1500", "data.public_limit=600", "distillation.epochs=2"):
+        words += ["--set", setting]
+    cpfl_command(*words, "--out", "real").good()
+    summary = json.loads((tmp_path / "real" / "summary.json").read_text())
+    about = json.loads((tmp_path / "real" / "run.json").read_text())
+    assert (summary["cohorts"], summary["clients"], summary["rounds"]) == (4, 200, 8)
+    assert about["samples"] == {"train": 1500, "test": 10000, "public": 600}
+    assert about["shape"] == [3, 32, 32]
+    # 200 clients send and receive 346 kB in each of two rounds; four cohort models go to the global server.
+    assert summary["comm_gb"] == pytest.approx((2 * 200 * 2 + 4) * 346_000 / 1e9, rel=1e-12)
+    assert 5 < summary["student_accuracy"] < 40
+
+
+def test_the_paper_s_split_of_cifar10() -> None:
+    """The last client gets what is left of every class: at α = 1 about five times the mean, as the authors' did."""
+    last = []
+    for seed in range(90, 95):
+        experiment = with_settings(load("cifar10"), {"data.alpha": 1, "data.public": "tinyimagenet32", "seed": seed})
+        data = federated.load(experiment, [DATA], Given())
+        sizes = [len(client.training) + len(client.validation) for client in data.clients]
+        assert sum(sizes) == 50_000
+        assert min(sizes) >= 1
+        assert all(
+            len(c.validation) == (size // 10 if size >= 10 else 0) for c, size in zip(data.clients, sizes, strict=True)
+        )
+        last.append(sizes[-1])
+    assert 900 < np.mean(last) < 1500
+
+
+def test_a_natural_split_by_writer() -> None:
+    data = federated.load(load("mnist-writers"), [DATA], Given())
+    assert len(data.clients) == 539
+    writers = data.train.columns["writer_id"]
+    for client in data.clients:
+        assert len(np.unique(writers[np.concatenate([client.training, client.validation])])) == 1
+    assert data.public.shape == data.train.shape
+
+
+def test_both_forms_of_the_trace_agree() -> None:
+    csv, pickle = (read_trace(DATA / "fedscale" / f"client_device_capacity_10k.{kind}") for kind in ("csv", "pkl"))
+    np.testing.assert_array_equal(csv, pickle)
+    experiment = load("cifar10")
+    drawn = fleet(experiment.devices, experiment.clients, experiment.seed, [DATA])
+    assert set(drawn.compute_ms) <= set(csv[0])
+    seconds = [drawn.training_seconds(client, 1, 20) for client in range(200)]
+    assert 0.9 <= min(seconds) <= max(seconds) <= 11.95  # the paper's range for a mini-batch
+
+
+def test_the_synthetic_fleet_has_the_real_one_s_shape() -> None:
+    synthetic = fleet(with_settings(load("cifar10"), {"devices.trace": "synthetic"}).devices, 20_000, 1, [])
+    compute, network = read_trace(DATA / "fedscale" / "client_device_capacity_10k.csv")
+    for real, drawn in ((compute, synthetic.compute_ms), (network, synthetic.network_kbps)):
+        at = np.arange(2, 99, 4)
+        np.testing.assert_allclose(np.percentile(drawn, at), np.percentile(real, at), rtol=0.12)
+    assert abs(np.corrcoef(synthetic.compute_ms, synthetic.network_kbps)[0, 1]) < 0.03
+
+
+def test_no_image_is_shared(cpfl_command: Command) -> None:
+    words = ("data", "check", "cifar10", "--data", str(DATA), "--set", "data.public=tinyimagenet32")
+    assert "no image is in more than one" in cpfl_command(*words).good().out
