@@ -104,7 +104,6 @@ def run(
     problem = _prepare(chosen, data, model, _given(train, test, public), looking)
     looking.on_note(estimate(problem, place).sentence(chosen))
     folder = RunFolder.create(path, chosen, describe(problem, data))
-    files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
     return _go(problem, folder, engine, place, looking, "started")
 
 
@@ -128,8 +127,6 @@ def resume(
     _known_engine(engine)
     looking = watcher or Silent()
     problem = _reopen(folder, data, model, _given(train, test, public), looking)
-    if not folder.model("start").is_file():  # killed in its very first moment
-        files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
     return _go(problem, folder, engine, place, looking, "resumed")
 
 
@@ -159,6 +156,7 @@ def distill(
     looking, own_public = watcher or Silent(), public is not None
     problem = _reopen(folder, data, model, _given(train, test, public), looking, changed.student, own_public)
     into = folder.path / "distillations" / label
+    (into / "summary.json").unlink(missing_ok=True)  # it must never stand beside another model
     began = time.perf_counter()
     place = torch_device(device)
     outcome = method.distil_cohorts(problem, folder, changed, into, place, looking)
@@ -222,6 +220,8 @@ def _go(
 ) -> Run:
     folder.lock()
     try:
+        if not folder.model("start").is_file():
+            files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
         folder.log(event, engine=engine, device=str(device))
         worker: Engine = ENGINES[engine](problem, device)
         method.cpfl(problem, folder, worker, device, watcher)

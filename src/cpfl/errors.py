@@ -5,7 +5,8 @@ CpflError                 one clear sentence, exit code 2
 ├── DataError             a data set, public set, label or device trace
 ├── ModelError            a model that does not fit the data
 ├── DivergedError         a client's loss is not a number (cohort, client, round)
-└── RunFolderError        a run folder that is missing, damaged, foreign or on a full disk
+└── RunFolderError        a run folder that is missing, foreign, busy or on a full disk
+    └── DamagedError      a file in it that was cut short or changed
 """
 
 from __future__ import annotations
@@ -44,3 +45,7 @@ class DivergedError(CpflError):
 
 class RunFolderError(CpflError):
     """A run folder that cannot be read or written."""
+
+
+class DamagedError(RunFolderError):
+    """A file of a run folder that is not what was written."""

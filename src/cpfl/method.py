@@ -69,7 +69,7 @@ def federate(problem: Problem, sessions: list[Session], folder: RunFolder, engin
     """Train every cohort until it stops; the samples trained per second of real time."""
     for session in sessions:
         for damage in checkpoint.restore(folder, session):
-            watcher.on_note(f"{damage}; going on from the one before it")
+            watcher.on_note(f"{damage}; going on from round {session.round}")
     keeper = Keeper(folder, problem.experiment.checkpoint_seconds)
     before = sum(session.samples for session in sessions)
     began = time.perf_counter()

@@ -6,6 +6,7 @@ stopping, clock and accounting are written once, for a simulation and for a real
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from cpfl.devices import Fleet
 from cpfl.experiment import Experiment, interval
 from cpfl.federation import selection
-from cpfl.federation.stopping import Plateau, reason_to_stop
+from cpfl.federation.stopping import ROUNDING, Plateau, reason_to_stop
 from cpfl.models import State
 
 
@@ -214,11 +215,16 @@ class Session:
         kind, size = interval(self._experiment.snapshots)
         after = Snapshot(self.cohort, self.round, self.clock, self.model)
         due = []
-        if kind == "seconds" and self.clock // size > before.clock // size:
+        if kind == "seconds" and _passed(self.clock, size) > _passed(before.clock, size):
             due.append(before)
         if self.stopped or (kind == "rounds" and self.round % size == 0):
             due.append(after)
         return due
+
+
+def _passed(clock: float, size: float) -> int:
+    """Multiples of an interval that lie before the clock; one that is reached exactly is not passed yet."""
+    return math.ceil((clock - ROUNDING) / size)
 
 
 _NUMBERS = ("round", "clock", "cpu_seconds", "bytes", "samples", "stopped")

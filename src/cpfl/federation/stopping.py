@@ -7,6 +7,8 @@ from typing import Any
 
 from cpfl.experiment import Stopping
 
+ROUNDING = 1e-6  # seconds; a moment that is reached exactly must not be missed by a float's last digit
+
 
 class Plateau:
     """Follows a moving average of the validation loss and remembers when it last made a new minimum."""
@@ -59,8 +61,8 @@ def reason_to_stop(
         return "plateau" if plateau.best_round else "no validation signal"
     if stopping.rule == "rounds" and round >= stopping.rounds:
         return "rounds"
-    if stopping.hours and clock + last[0] > stopping.hours * 3600:
+    if stopping.hours and clock + last[0] > stopping.hours * 3600 + ROUNDING:
         return "hours"
-    if stopping.cpu_hours and cpu_seconds + last[1] > stopping.cpu_hours * 3600 * share:
+    if stopping.cpu_hours and cpu_seconds + last[1] > stopping.cpu_hours * 3600 * share + ROUNDING:
         return "cpu hours"
     return "max rounds" if round >= max_rounds else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cpfl.errors import RunFolderError
+from cpfl.errors import DamagedError
 from cpfl.federation.session import Session
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
@@ -29,7 +29,8 @@ def restore(folder: RunFolder, session: Session) -> list[str]:
     for path in _paths(folder, session.cohort):
         try:
             tensors, numbers = files.load_tensors(path)
-        except RunFolderError as error:
+            records.check(folder.rounds(session.cohort), numbers["records_size"], numbers["round"])
+        except DamagedError as error:
             damaged.append(str(error))
             path.unlink(missing_ok=True)  # or it would pass for the newest again
             continue

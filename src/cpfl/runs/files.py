@@ -16,8 +16,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from cpfl.errors import RunFolderError
+from cpfl.errors import DamagedError, RunFolderError
 
+ENTRY = "cpfl"  # the metadata of our safetensors files: checksum and numbers
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -78,7 +79,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str
     # Copies: tied parameters share memory, which safetensors refuses.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
     text = json.dumps(numbers, sort_keys=True, allow_nan=False)
-    content = safetensors.torch.save(plain, {"numbers": text, "sha256": _digest(plain, text)})
+    # One entry: safetensors keeps several in no fixed order, and equal runs must be equal files.
+    content = safetensors.torch.save(plain, {ENTRY: f"{_digest(plain, text)} {text}"})
     write_atomic(path, content)
 
 
@@ -90,11 +92,13 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
+    except OSError as error:  # the disk's trouble, not the file's: nothing may be thrown away for it
+        raise RunFolderError(f"cannot read {path}: {error}") from None
     except Exception as error:  # safetensors has no common error for damaged files
-        raise RunFolderError(f"{path} is damaged: {error}") from None
-    text = metadata.get("numbers", "")
-    if _digest(tensors, text) != metadata.get("sha256"):
-        raise RunFolderError(f"{path} is damaged: its checksum does not match")
+        raise DamagedError(f"{path} is damaged: {error}") from None
+    digest, _, text = metadata.get(ENTRY, "").partition(" ")
+    if _digest(tensors, text) != digest:
+        raise DamagedError(f"{path} is damaged: its checksum does not match")
     numbers: dict[str, Any] = json.loads(text)
     return tensors, numbers
 

@@ -50,6 +50,10 @@ class RunFolder:
             for name in FOLDERS:
                 (path / name).mkdir(parents=True, exist_ok=True)
         folder = cls(path)
+        folder.lock()  # two runs may have found it free at once
+        if (path / "run.json").exists():
+            folder.unlock()
+            cls.check_free(path)
         files.write_atomic(path / "experiment.toml", experiment_file.to_toml(experiment).encode())
         # run.json comes last: a folder without it never became a run.
         files.write_json(path / "run.json", {"schema": SCHEMA, "versions": versions(), **about})
@@ -59,7 +63,7 @@ class RunFolder:
     def check_free(path: Path) -> None:
         """Whether a run could be made here, before any work is done for it."""
         with files.explained(path):
-            taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+            taken = path.exists() and not (path.is_dir() and all(map(_unborn, path.iterdir())))
             longest = os.pathconf(next(p for p in path.absolute().parents if p.is_dir()), "PC_NAME_MAX")
         if taken:
             raise RunFolderError(f"{path} exists and is not an empty folder: choose another --out, or cpfl resume it")
@@ -82,7 +86,9 @@ class RunFolder:
 
     def lock(self) -> None:
         """Be the only process that trains into this folder, for as long as this process lives."""
-        handle = os.open(self.path / "run.json", os.O_RDONLY)
+        if self._lock is not None:
+            return
+        handle = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -107,6 +113,7 @@ class RunFolder:
     def log(self, event: str, **facts: Any) -> None:
         """Append to the log of starts and resumes."""
         machine = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": platform.machine()}
+        records.mend(self.path / "log.jsonl")
         records.append(self.path / "log.jsonl", {"event": event, **machine, "versions": versions(), **facts})
 
     def rounds(self, cohort: int) -> Path:
@@ -133,6 +140,13 @@ class RunFolder:
         """The outcome, or None while the run is unfinished."""
         path = self.path / "summary.json"
         return files.read_json(path) if path.is_file() else None
+
+
+def _unborn(path: Path) -> bool:
+    """Whether this is left of a run that was killed before it became one; such a folder is free."""
+    if path.name in FOLDERS:
+        return path.is_dir() and not any(path.iterdir())
+    return path.name in {"experiment.toml", ".experiment.toml.part", ".run.json.part"}
 
 
 def load_state(path: Path) -> State:

@@ -17,14 +17,15 @@ class Keeper:
         self._saved: dict[int, float] = {}
 
     def keep(self, session: Session, closed: Closed) -> None:
-        """Write what this round brought. A checkpoint comes last: it vouches for all before it."""
-        size = records.append(self._folder.rounds(session.cohort), closed.record.as_dict())
+        """Write what this round brought: first its models, so that whoever reads of them finds them, then the record,
+        and last a checkpoint, which vouches for all before it."""
         for snapshot in closed.snapshots:
             path = self._folder.snapshot(snapshot.cohort, snapshot.round)
             files.save_tensors(path, snapshot.model, {"round": snapshot.round, "clock": snapshot.clock})
         if session.stopped:
             numbers = {"cohort": session.cohort, "round": session.round, "best_round": session.best_round}
             files.save_tensors(self._folder.teacher(session.cohort), session.teacher(), numbers)
+        size = records.append(self._folder.rounds(session.cohort), closed.record.as_dict())
         now = time.monotonic()
         due = now - self._saved.setdefault(session.cohort, now if self._seconds else 0.0) >= self._seconds
         if due or session.stopped:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cpfl.errors import RunFolderError
+from cpfl.errors import DamagedError
 from cpfl.runs.files import explained
 
 
@@ -20,6 +20,13 @@ def append(path: Path, record: Mapping[str, Any]) -> int:
         return file.tell()
 
 
+def mend(path: Path) -> None:
+    """Drop a last line that a crash cut, so that the next one does not join it."""
+    with explained(path):
+        if path.is_file():
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """All whole lines; one that is being written, or was cut by a crash, is left out."""
     if not path.is_file():
@@ -29,13 +36,20 @@ def read(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in whole.splitlines()]
     except ValueError:
-        raise RunFolderError(f"{path} is damaged: a line is not JSON") from None
+        raise DamagedError(f"{path} is damaged: a line is not JSON") from None
 
 
 def sync(path: Path) -> None:
     """Make sure that what was appended survives a power cut."""
     with explained(path), path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def check(path: Path, size: int, lines: int) -> None:
+    """Whether a file still holds what a checkpoint vouches for."""
+    head = path.read_bytes()[:size] if path.is_file() else b""
+    if len(head) < size or head.count(b"\n") != lines:
+        raise DamagedError(f"{path} is damaged: it is shorter than its checkpoint says")
 
 
 def cut(path: Path, size: int) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 
 from cpfl.errors import RunFolderError
 from cpfl.experiment import Distillation, hours
+from cpfl.federation.stopping import ROUNDING
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
-
-ROUNDING = 1e-6  # seconds; a moment that was reached exactly counts as reached
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,5 @@
+"""Lanes: many clients of all cohorts train at once, one step advances them all."""
+
+from cpfl.engines.lanes.engine import LaneEngine
+
+__all__ = ["LaneEngine"]

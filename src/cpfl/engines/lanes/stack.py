@@ -1,0 +1,50 @@
+"""Models as rows of one matrix: L lanes or N cohorts by P numbers, so that moving a model is moving a row.
+
+Axes: L lanes, P parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cpfl.models import State
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter lies in a row; buffers are the same for all and stay outside."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    buffers: State
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """The layout of a model's state."""
+        parameters = dict(module.named_parameters())
+        buffers = {name: value.detach() for name, value in module.named_buffers()}
+        return cls(tuple(parameters), tuple(value.shape for value in parameters.values()), buffers)
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return sum(shape.numel() for shape in self.shapes)
+
+    def views(self, rows: Tensor) -> State:
+        """Parameters by name of a matrix of rows (or of one row), sharing its memory."""
+        at, views = 0, {}
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            views[name] = rows[..., at : at + shape.numel()].unflatten(-1, shape) if shape else rows[..., at]
+            at += shape.numel()
+        return views
+
+    def row(self, state: State, device: torch.device) -> Tensor:
+        """A model's parameters as one row."""
+        return torch.cat([state[name].detach().to(device).reshape(-1) for name in self.names])
+
+    def state(self, row: Tensor) -> State:
+        """A row as a model's state; the row must not change any more."""
+        return {**self.views(row), **self.buffers}
