@@ -18,8 +18,7 @@ from cpfl.data.fetch import fetch
 from cpfl.data.samples import Samples
 from cpfl.data.sources import search_roots
 from cpfl.distillation.weights import cohort_counts
-from cpfl.engines.base import Engine
-from cpfl.engines.reference import ReferenceEngine
+from cpfl.engines import choice
 from cpfl.errors import CpflError, ModelError, RunFolderError, SettingError
 from cpfl.estimate import estimate
 from cpfl.experiment import GIVEN, Experiment
@@ -28,7 +27,6 @@ from cpfl.problem import OwnModel, Problem, prepare
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state
 
-ENGINES = {"reference": ReferenceEngine}
 RUNS = Path("runs")
 KINDS = ("cpu", "cuda", "mps", "xpu")
 
@@ -78,7 +76,7 @@ def run(
     public: object = None,
     out: str | Path | None = None,
     data: str | Path | None = None,
-    engine: str = "reference",
+    engine: str = "auto",
     device: str = "auto",
     watcher: method.Watcher | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -115,7 +113,7 @@ def resume(
     test: object = None,
     public: object = None,
     data: str | Path | None = None,
-    engine: str = "reference",
+    engine: str = "auto",
     device: str = "auto",
     watcher: method.Watcher | None = None,
 ) -> Run:
@@ -223,7 +221,7 @@ def _go(
         if not folder.model("start").is_file():
             files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
         folder.log(event, engine=engine, device=str(device))
-        worker: Engine = ENGINES[engine](problem, device)
+        worker = choice.engine(engine, problem, device, watcher.on_note)
         method.cpfl(problem, folder, worker, device, watcher)
         folder.log("finished")
     finally:
@@ -321,5 +319,5 @@ def _check_moment(experiment: Experiment) -> None:
 
 
 def _known_engine(name: str) -> None:
-    if name not in ENGINES:
-        raise SettingError(f"--engine {name} is unknown; known: {', '.join(ENGINES)}")
+    if name not in choice.NAMES:
+        raise SettingError(f"--engine {name} is unknown; known: {', '.join(choice.NAMES)}")

@@ -161,7 +161,7 @@ class Experiment(Section):
     seed: OptionalCount = 90  # the authors' seeds are 90–94
     max_rounds: Count = 5000  # per cohort, a safety net
     snapshots: str = ""  # "5h" or "50 rounds": keep cohort models as they were then; empty: none
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Literal["float32", "tf32", "bf16", "float64"] = "float32"  # of the arithmetic; models stay in float32
     checkpoint_seconds: NotNegative = 5.0  # a kill costs at most this much work besides open rounds; 0: none
     data: Data = Data()
     model: Model = Model()
@@ -169,6 +169,11 @@ class Experiment(Section):
     stopping: Stopping = Stopping()
     devices: Devices = Devices()
     distillation: Distillation = Distillation()
+
+    @property
+    def numbers(self) -> Literal["float32", "float64"]:
+        """What inputs and models are stored as."""
+        return "float64" if self.precision == "float64" else "float32"
 
     def __init__(self, **tree: Any) -> None:
         """A mistake in any setting becomes one sentence, from Python as from a file."""

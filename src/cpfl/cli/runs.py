@@ -25,7 +25,7 @@ from cpfl.cli.options import (
     whole_numbers,
 )
 from cpfl.errors import SettingError
-from cpfl.report import figures, tables
+from cpfl.report import tables
 from cpfl.runs.folder import RunFolder
 from cpfl.terminal import Terminal
 
@@ -42,7 +42,7 @@ def run(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; else a new one in runs/.")] = None,
     data: DataFolder = None,
-    engine: EngineName = "reference",
+    engine: EngineName = "auto",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -65,7 +65,7 @@ def sweep(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The folder of all runs; else a new one in runs/.")] = None,
     data: DataFolder = None,
-    engine: EngineName = "reference",
+    engine: EngineName = "auto",
     device: Device = "auto",
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, a process each.")] = 1,
     as_json: AsJson = False,
@@ -104,6 +104,8 @@ def sweep(
             base, cohorts=numbers, seeds=chosen_seeds, out=where, data=data, engine=engine, device=device, jobs=jobs,
             on_run=on_run, on_wait=on_wait,
         )  # fmt: skip
+    from cpfl.report import figures  # takes half a second that other commands need not pay
+
     picture = figures.save(figures.trade_off(done, f"{base.name}: what n costs and gains"), where / "trade-off.png")
     if as_json:
         show_json({"runs": done, "by_cohorts": tables.by_cohorts(done), "path": str(where)})
@@ -115,7 +117,7 @@ def sweep(
 def resume(
     path: RunPath,
     data: DataFolder = None,
-    engine: EngineName = "reference",
+    engine: EngineName = "auto",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:

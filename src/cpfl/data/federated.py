@@ -82,7 +82,7 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> Federat
             f"data.augment = {data.augment!r} cuts holes of {HOLE}×{HOLE} and needs images of {SMALLEST}×{SMALLEST} or "
             f"more; these are {train.shape[1]}×{train.shape[2]}"
         )
-    dtype = getattr(torch, experiment.precision)
+    dtype = getattr(torch, experiment.numbers)
     transform = Transform(data.mean, data.std, dtype)
     public_transform = Transform(
         data.mean if data.public_mean is None else data.public_mean,

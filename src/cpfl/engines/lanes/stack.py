@@ -37,7 +37,7 @@ class Layout:
         """Parameters by name of a matrix of rows (or of one row), sharing its memory."""
         at, views = 0, {}
         for name, shape in zip(self.names, self.shapes, strict=True):
-            views[name] = rows[..., at : at + shape.numel()].unflatten(-1, shape) if shape else rows[..., at]
+            views[name] = rows[..., at : at + shape.numel()].view(*rows.shape[:-1], *shape)
             at += shape.numel()
         return views
 

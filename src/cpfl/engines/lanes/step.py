@@ -33,7 +33,7 @@ class Samples:
         flat = rows.reshape(-1).clamp(min=0)
         augmentation = None if plan is None else plan.reshape(-1, plan.shape[-1]).long()
         x = self._transform(self.x[flat], augmentation)
-        return x.unflatten(0, rows.shape)
+        return x.reshape(*rows.shape, *x.shape[1:])
 
     def labels(self, rows: Tensor) -> Tensor:
         """Labels for rows of any shape."""
@@ -51,7 +51,6 @@ class Lanes:
         samples: Samples,
         count: int,
         steps: int,
-        precision: str,
         compiled: bool,
     ) -> None:
         device, dtype = samples.x.device, problem.data.transform.dtype
@@ -66,9 +65,9 @@ class Lanes:
         self.plan_LSB5 = torch.zeros(*self.rows_LSB.shape, 5, dtype=torch.int8, device=device) if augmented else None
         self._lane = torch.arange(count, device=device)
         self._layout, self._samples, self._settings = layout, samples, settings
-        gradients = vmap(grad_and_value(self._loss(module, precision)))
-        self._gradients: Callable[..., tuple[dict[str, Tensor], Tensor]] = (
-            torch.compile(gradients, dynamic=False) if compiled else gradients
+        self._each = vmap(grad_and_value(self._loss(module, problem.experiment.precision)))
+        self._slopes: Callable[..., tuple[Tensor, Tensor]] = (
+            torch.compile(self._gradients, dynamic=False) if compiled else self._gradients
         )
         self.step: Callable[[], None] = captured(self._step, device)
 
@@ -81,19 +80,21 @@ class Lanes:
 
         return loss
 
+    def _gradients(self, params_LP: Tensor, rows_LB: Tensor, plan_LB5: Tensor | None) -> tuple[Tensor, Tensor]:
+        x = self._samples.inputs(rows_LB, plan_LB5)
+        mask = (rows_LB != EMPTY).to(x.dtype)
+        gradients, losses_L = self._each(self._layout.views(params_LP), x, self._samples.labels(rows_LB), mask)
+        return torch.cat([gradients[name].reshape(self.count, -1) for name in self._layout.names], dim=1), losses_L
+
     def _step(self) -> None:
         at = self.at_L.clamp(max=self.rows_LSB.shape[1] - 1)
         rows_LB = self.rows_LSB[self._lane, at]
         plan_LB5 = None if self.plan_LSB5 is None else self.plan_LSB5[self._lane, at]
-        x = self._samples.inputs(rows_LB, plan_LB5)
-        mask = (rows_LB != EMPTY).to(x.dtype)
-        parameters = self._layout.views(self.params_LP)
-        gradients, losses_L = self._gradients(parameters, x, self._samples.labels(rows_LB), mask)
-        flat_LP = torch.cat([gradients[name].reshape(self.count, -1) for name in self._layout.names], dim=1)
+        slopes_LP, losses_L = self._slopes(self.params_LP, rows_LB, plan_LB5)
         if self._settings.momentum:
-            self.momenta_LP.mul_(self._settings.momentum).add_(flat_LP)
-            flat_LP = self.momenta_LP
-        self.params_LP.sub_(flat_LP, alpha=self._settings.lr)
+            self.momenta_LP.mul_(self._settings.momentum).add_(slopes_LP)
+            slopes_LP = self.momenta_LP
+        self.params_LP.sub_(slopes_LP, alpha=self._settings.lr)
         self.losses_L.add_(losses_L)
         self.at_L.add_(1)
 
@@ -109,7 +110,6 @@ class Judge:
         samples: Samples,
         models: int,
         batch: int,
-        precision: str,
     ) -> None:
         device, dtype = samples.x.device, problem.data.transform.dtype
         self.models, self.batch = models, batch
@@ -121,7 +121,7 @@ class Judge:
             self.plan_VB5 = torch.zeros(models, batch, 5, dtype=torch.int8, device=device)
 
         def losses(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            with autocast(x.device, precision):
+            with autocast(x.device, problem.experiment.precision):
                 logits = functional_call(module, {**params, **layout.buffers}, (x,))
             return nn.functional.cross_entropy(logits.to(x.dtype), y, reduction="none")
 
@@ -146,7 +146,7 @@ def captured(work: Callable[[], None], device: torch.device) -> Callable[[], Non
     """The same work as a CUDA graph: one launch instead of hundreds. Elsewhere the work itself."""
     if device.type != "cuda":
         return work
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):

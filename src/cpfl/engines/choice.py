@@ -1,0 +1,60 @@
+"""Which engine does the work: lanes on a GPU, the plain one elsewhere and for models that lanes cannot train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.func import functional_call, grad, vmap
+
+from cpfl import models
+from cpfl.engines.base import Engine
+from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.reference import ReferenceEngine
+from cpfl.problem import Problem
+
+NAMES = ("auto", "reference", "lanes")
+
+
+def engine(name: str, problem: Problem, device: torch.device, note: Callable[[str], None]) -> Engine:
+    """The engine of this name; auto takes lanes where there is a GPU."""
+    if name == "reference" or (name == "auto" and device.type != "cuda"):
+        return ReferenceEngine(problem, device)
+    obstacle = why_not_lanes(problem)
+    if obstacle:
+        note(f"this model cannot train in lanes, one client at a time instead: {obstacle}")
+        return ReferenceEngine(problem, device)
+    lanes = 0
+    while True:
+        try:
+            return LaneEngine(problem, device, lanes)
+        except torch.OutOfMemoryError:
+            lanes = (lanes or LaneEngine.default_lanes(problem, device)) // 2
+            if lanes < 1:
+                raise
+        note(f"the device is out of memory: going on with {lanes} lanes")
+        torch.cuda.empty_cache()
+
+
+def why_not_lanes(problem: Problem) -> str:
+    """What keeps a model from being trained in lanes; empty: nothing. Found by trying two lanes of two samples."""
+    data = problem.data
+    module = models.fresh(problem.build, problem.experiment.seed, "init", data.transform.dtype).train()
+    x = data.transform(torch.as_tensor(data.train.x[:2]))
+    if models.draws(module, x):
+        return "it draws random numbers of its own, as dropout does"
+    parameters = {name: torch.stack([value.detach()] * 2) for name, value in module.named_parameters()}
+    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    before = {name: value.clone() for name, value in buffers.items()}
+
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = functional_call(module, {**params, **buffers}, (x,))
+        return out.square().mean()
+
+    try:
+        vmap(grad(loss))(parameters, torch.stack([x, x]))
+    except Exception as error:  # vmap tells of what it cannot do in many ways
+        return models.first_line(error)
+    if any(not torch.equal(buffers[name], value) for name, value in before.items()):
+        return "it changes its buffers while it trains, as BatchNorm does"
+    return ""
