@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 .PHONY: demo test test-slow lint setup clean
 
 demo: $(VENV)/ready
-	$(BIN)/cpfl sweep digits --cohorts 1,2,4,8 --seeds 90,91 --jobs 2 --out runs/demo
+	rm -rf runs/demo
+	$(BIN)/cpfl sweep digits --cohorts 1,2,4,8 --seeds 90,91,92 --engine lanes --jobs 2 --out runs/demo
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"

@@ -53,7 +53,9 @@ class Stopwatch(Silent):
                 self.began = now
 
 
-def measure(settings: dict[str, Any], kind: str, lanes: int, rounds: int, data: Path, device: torch.device) -> dict[str, Any]:
+def measure(
+    settings: dict[str, Any], kind: str, lanes: int, rounds: int, data: Path, device: torch.device
+) -> dict[str, Any]:
     """One whole federation of so many rounds."""
     preset = settings.pop("preset", "cifar10")
     rule = {"stopping.rule": "rounds", "stopping.rounds": rounds + WARM_UP, "snapshots": ""}

@@ -1,6 +1,6 @@
 """Do lanes train what the plain loop trains? Whole runs on float64, ragged clients, n from 1 to M, on this device.
 
-    python benchmarks/lanes_equal.py --out results/lanes-equal.json
+python benchmarks/lanes_equal.py --out results/lanes-equal.json
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
                         assert value == b[key], (name, key, value, b[key])
             model = max((plain.model[k] - lanes.model[k]).abs().max().item() for k in plain.model)
             rows.append({"case": name, "rounds": len(plain.rounds), "records": worst, "global model": model})
-            print(f"{name:32} {len(plain.rounds):5} rounds   records {worst:.1e}   global model {model:.1e}", flush=True)
+            print(f"{name:32} {len(plain.rounds):5} rounds   records {worst:.1e}   model {model:.1e}", flush=True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     words.out.write_text(json.dumps({"machine": device, "torch": torch.__version__, "rows": rows}, indent=2) + "\n")
 

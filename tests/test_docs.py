@@ -50,6 +50,12 @@ def test_what_runs_elsewhere_does(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_place_is_left_open(page: Path) -> None:
+    """A word in capitals alone on a line stands for something that was to be filled in."""
+    assert not re.findall(r"^[A-Z_]{5,}$", page.read_text(), re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links(page: Path) -> None:
     """Every file that a page points to is there."""
     for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", page.read_text()):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def run(
     _known_engine(engine)
     path = Path(out) if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)
-    chosen = _absolute(chosen)
+    chosen = absolute(chosen)
     _check_moment(chosen)
     looking = watcher or Silent()
     problem = _prepare(chosen, data, model, _given(train, test, public), looking)
@@ -154,7 +154,6 @@ def distill(
     looking, own_public = watcher or Silent(), public is not None
     problem = _reopen(folder, data, model, _given(train, test, public), looking, changed.student, own_public)
     into = folder.path / "distillations" / label
-    (into / "summary.json").unlink(missing_ok=True)  # it must never stand beside another model
     began = time.perf_counter()
     place = torch_device(device)
     outcome = method.distil_cohorts(problem, folder, changed, into, place, looking)
@@ -180,16 +179,23 @@ def describe(problem: Problem, data: str | Path | None) -> dict[str, Any]:
         "data_folder": None if data is None else str(Path(data).absolute()),
         "shape": list(problem.data.train.shape),
         "classes": problem.data.classes,
+        "class_names": _class_names(problem, data),
         "model_bytes": problem.model_bytes,
         "samples": {
             "train": len(problem.data.train),
             "test": len(problem.data.test),
             "public": len(problem.data.public),
         },
-        "fingerprint": problem.data.fingerprint(),
+        "fingerprint": problem.fingerprint(),
         "plan": problem.plan,
         "label_counts": cohort_counts(problem.data.counts, problem.plan).tolist(),
     }
+
+
+def _class_names(problem: Problem, data: str | Path | None) -> list[str] | None:
+    roots = search_roots(None if data is None else Path(data))
+    names = sources.class_names(problem.experiment.data.train, roots)
+    return names if names is not None and len(names) >= problem.data.classes else None
 
 
 def torch_device(name: str) -> torch.device:
@@ -235,7 +241,7 @@ def _reopen(
     model: OwnModel | None,
     given: Given,
     watcher: method.Watcher,
-    student: str = "",
+    student: str | None = None,
     own_public: bool = False,
 ) -> Problem:
     experiment = folder.experiment()
@@ -249,17 +255,18 @@ def _reopen(
             raise RunFolderError(
                 f"{folder.path} was started from Python with its own {key}: go on from Python and give {key} again"
             )
-    if student:
+    if student is not None:
         experiment = experiment_file.with_settings(experiment, {"distillation.student": student})
     problem = _prepare(experiment, data or about["data_folder"], model, given, watcher)
     if folder.model("start").is_file():
         stored = load_state(folder.model("start"))
         if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in problem.start.items()}:
             raise ModelError(f"the model is not the one that {folder.path} began with: their parameters differ")
-    found = problem.data.fingerprint()
+        problem = replace(problem, start=stored)  # a model of one's own need not start the same twice
+    found = problem.fingerprint()
     for name, digest in about["fingerprint"].items():
         if digest != found[name] and not (own_public and name == "public"):
-            raise RunFolderError(f"the {name} data are not those that {folder.path} began with: their checksums differ")
+            raise RunFolderError(f"the {name} data are not those that {folder.path} began with: checksums differ")
     return problem
 
 
@@ -270,13 +277,32 @@ def _prepare(
     if folder is not None and not folder.is_dir():
         raise SettingError(f"--data {folder} is not a folder")
     roots = search_roots(folder)
-    sets = {n for n in (experiment.data.train, experiment.data.public) if n in CATALOGUE and n != "fedscale"}
+    obtain(experiment, folder, given, watcher.on_note)
+    return prepare(experiment, roots, given, model)
+
+
+def obtain(experiment: Experiment, data: Path | None, given: Given, note: Callable[[str], None]) -> None:
+    """Download the known sets that the experiment needs and that are not here yet."""
+    roots, target = search_roots(data), sources.download_root(data)
+    named = [(experiment.data.train, given.train), (experiment.data.public, given.public)]
+    sets = {name for name, own in named if own is None and name in CATALOGUE and name != "fedscale"}
     for name in sorted(sets | ({"fedscale"} & {experiment.devices.trace})):
         about = sources.describe(name, roots)
         if about.format == "missing" and about.downloadable:
-            watcher.on_note(f"{name} is not here yet: downloading {about.size / 1e6:,.0f} MB to {roots[-1] / name}")
-            fetch(name, roots[-1])
-    return prepare(experiment, roots, given, model)
+            note(f"{name} is not here yet: downloading {about.size / 1e6:,.0f} MB to {target / name}")
+            fetch(name, target, progress=_tenths(name, note))
+
+
+def _tenths(name: str, note: Callable[[str], None]) -> Callable[[int, int], None]:
+    told = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if total and 10 * done // total > told:
+            told = 10 * done // total
+            note(f"{name}: {10 * told} %")
+
+    return progress
 
 
 def _given(train: object, test: object, public: object) -> Given:
@@ -293,7 +319,7 @@ def _labelled(pair: object, name: str) -> Samples | None:
     return as_samples(*pair)
 
 
-def _absolute(experiment: Experiment) -> Experiment:
+def absolute(experiment: Experiment) -> Experiment:
     """Paths that still lead to the same files from another folder."""
     keys = {
         "data.train": experiment.data.train,

@@ -86,7 +86,7 @@ def _find(trace: str, roots: Sequence[Path]) -> Path:
         return path
     for root in roots:
         found = sorted((root / "fedscale").glob("client_device_capacity*.*"))
-        for suffix in (".csv", ".pkl", ""):
+        for suffix in (".csv", ".pkl"):
             for path in found:
                 if path.suffix == suffix:
                     return path

@@ -84,6 +84,12 @@ class Model(Section):
     args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of that class
     bytes: OptionalCount = 0  # its size on the wire; 0: four bytes a number
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(value is None for value in self.args.values()):
+            raise ValueError("args has a value of None, which a file cannot hold: leave it out")
+        return self
+
 
 class Federation(Section):
     """What happens inside a cohort's round: FedAvg."""
@@ -155,14 +161,14 @@ class Distillation(Section):
 class Experiment(Section):
     """One experiment, whole."""
 
-    name: str = "experiment"
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "experiment"  # becomes part of folder names
     cohorts: Count = 4  # n, the dial: 1 is plain FL, M is one-shot FedKD
     clients: Count = 40  # M
     seed: OptionalCount = 90  # the authors' seeds are 90–94
     max_rounds: Count = 5000  # per cohort, a safety net
     snapshots: str = ""  # "5h" or "50 rounds": keep cohort models as they were then; empty: none
     precision: Literal["float32", "tf32", "bf16", "float64"] = "float32"  # of the arithmetic; models stay in float32
-    checkpoint_seconds: NotNegative = 5.0  # a kill costs at most this much work besides open rounds; 0: none
+    checkpoint_seconds: NotNegative = 5.0  # a kill costs at most so much work besides open rounds; 0: every round
     data: Data = Data()
     model: Model = Model()
     federation: Federation = Federation()
@@ -175,7 +181,7 @@ class Experiment(Section):
         """What inputs and models are stored as."""
         return "float64" if self.precision == "float64" else "float32"
 
-    def __init__(self, **tree: Any) -> None:
+    def __init__(self, /, **tree: Any) -> None:
         """A mistake in any setting becomes one sentence, from Python as from a file."""
         try:
             super().__init__(**tree)

@@ -1,4 +1,4 @@
-"""Experiments as text: presets, TOML files, `key=value` words, and the one sentence a mistake gets."""
+"""Experiments as text: presets, TOML files and `key=value` words."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from cpfl.experiment import Experiment
 from cpfl.setting_sentences import unknown
 
 
-def load(source: str | Path) -> Experiment:
-    """A preset by name, or a TOML file."""
+def load(source: str | Path, assignments: Iterable[str] = ()) -> Experiment:
+    """A preset by name, or a TOML file, with `key=value` words on top."""
+    return with_settings(_load(source), parse_assignments(assignments))
+
+
+def _load(source: str | Path) -> Experiment:
     text = str(source)
     if not text.endswith(".toml") and not Path(text).is_file():
         if text not in presets():
@@ -46,11 +50,6 @@ def parse(text: str, origin: str) -> Experiment:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingError(f"{origin} is not valid TOML: {error}") from None
-    return from_tree(tree)
-
-
-def from_tree(tree: Mapping[str, Any]) -> Experiment:
-    """An experiment from nested settings; the first mistake becomes one sentence."""
     return Experiment(**tree)
 
 
@@ -76,7 +75,7 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experi
         if not isinstance(node, dict):
             raise SettingError(unknown(key, Experiment))
         node[last] = value
-    return from_tree(tree)
+    return Experiment(**tree)
 
 
 def to_toml(experiment: Experiment) -> str:

@@ -41,7 +41,7 @@ def load_global(path: Path, model: OwnModel | None = None, distillation: str = "
     """A run's global model, ready to use, and run.json. A model that was given in Python must be given again."""
     folder = RunFolder.open(path)
     experiment, about = folder.experiment(), folder.about()
-    into = folder.path / "distillations" / distillation if distillation else folder.path
+    into = folder.path / "distillations" / Path(distillation).name if distillation else folder.path
     if distillation and not (into / "summary.json").is_file():
         known = ", ".join(sorted(p.parent.name for p in folder.path.glob("distillations/*/summary.json"))) or "none"
         raise RunFolderError(f"{path} has no distillation called {distillation!r}; it has: {known}")
@@ -83,6 +83,7 @@ def export(
     facts = {
         "shape": about["shape"],
         "classes": about["classes"],
+        "class_names": about.get("class_names"),
         "mean": module.mean.flatten().tolist(),
         "std": module.std.flatten().tolist(),
         "input": "float32 (batch, …shape); pixel values in 0…1; the ONNX model normalises by itself",

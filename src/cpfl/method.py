@@ -87,7 +87,7 @@ def distil_cohorts(
 ) -> dict[str, Any]:
     """Distil the run's cohort models, as these settings choose and join them, into one global model."""
     chosen = teachers.choose(folder, settings)
-    states = [load_state(path) for path in chosen.paths]
+    (into / "summary.json").unlink(missing_ok=True)  # it must never stand beside another model
     with files.explained(into):
         (into / "models").mkdir(parents=True, exist_ok=True)
     records.cut(into / "epochs.jsonl", 0)
@@ -96,7 +96,7 @@ def distil_cohorts(
         records.append(into / "epochs.jsonl", asdict(record))
         watcher.on_epoch(record)
 
-    outcome = distil(problem, states, chosen.cohorts, settings, device, on_epoch)
+    outcome = distil(problem, lambda: map(load_state, chosen.paths), chosen.cohorts, settings, device, on_epoch)
     accuracy = {"accuracy": outcome.student_accuracy}
     files.save_tensors(into / "models" / "global.safetensors", outcome.student, accuracy)
     files.write_json(into / "clients.json", {"clients": outcome.client_accuracies})

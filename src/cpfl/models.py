@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -92,13 +93,18 @@ def factory(model: Model, shape: tuple[int, ...], classes: int, key: str = "mode
         build = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a user's module can fail in any way
         raise ModelError(f"{key} = {model.name!r} cannot be loaded: {first_line(error)}") from None
+    # A run folder or a TOML file may come from somebody else: it may name a model, not just any function to call.
+    if not (isinstance(build, type) and issubclass(build, nn.Module)):
+        raise ModelError(
+            f"{key} = {model.name!r} is no class of torch.nn.Module; functions are given in Python, as model="
+        )
     return guarded(model.name, lambda: build(**model.args))
 
 
 def fresh(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> nn.Module:
     """A new model whose start is addressed by (seed, purpose), whatever else torch drew before."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(stream(seed, purpose).integers(2**63)))
+        seed_torch(seed, purpose)
         return build().to(dtype)
 
 
@@ -130,12 +136,25 @@ def wire_bytes(model: Model, state: State) -> int:
     return model.bytes or 4 * sum(value.numel() for value in state.values())
 
 
-def draws(module: nn.Module, x: Tensor) -> bool:
-    """Whether training this model draws random numbers of its own, as dropout does."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = torch.get_rng_state()
-        module.train()(x)
-        return not torch.equal(before, torch.get_rng_state())
+def seed_torch(seed: int, purpose: str, *address: int) -> None:
+    """What a model draws by itself, as dropout does, comes by address too. Call it inside torch.random.fork_rng."""
+    torch.manual_seed(int(stream(seed, purpose, *address).integers(2**63)))
+
+
+def threads_for(module: nn.Module) -> AbstractContextManager[None]:
+    """All cores where convolutions make the work worth sharing out, else one: always the same for the same model."""
+    return threads(torch.get_num_threads() if any(p.dim() > 2 for p in module.parameters()) else 1)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """A stretch with so many torch threads. A client's batches are too small for more than one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def first_line(error: Exception) -> str:

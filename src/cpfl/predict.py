@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from cpfl.data.images import UNREADABLE, open_image
 from cpfl.errors import DataError
 from cpfl.export import load_global
 
@@ -20,7 +21,7 @@ CHUNK = 256
 def predict(path: Path, images: Path, distillation: str = "") -> Iterator[dict[str, Any]]:
     """Class and probability of every image, in order of name."""
     module, about = load_global(path, distillation=distillation)
-    shape = about["shape"]
+    shape, names = about["shape"], about.get("class_names")
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(f"{path} was trained on samples of shape {tuple(shape)}: predict takes a folder of images")
     if not images.exists():
@@ -35,18 +36,19 @@ def predict(path: Path, images: Path, distillation: str = "") -> Iterator[dict[s
             chances = torch.softmax(module(x), dim=1)
         for image, row in zip(part, chances, strict=True):
             best = int(row.argmax())
-            yield {"image": str(image), "class": best, "probability": float(row[best])}
+            name = names[best] if names else str(best)
+            yield {"image": str(image), "class": best, "name": name, "probability": float(row[best])}
 
 
 def read(path: Path, shape: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """An image with the model's channels and size, channels first."""
     channels, height, width = shape
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             fitted = image.convert("L" if channels == 1 else "RGB")
             if fitted.size != (width, height):
                 fitted = fitted.resize((width, height), Image.Resampling.BILINEAR)
             pixels = np.asarray(fitted)
-    except (OSError, UnidentifiedImageError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
     return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)

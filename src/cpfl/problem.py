@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,15 @@ class Problem:
     plan: CohortPlan
     start: State  # all cohorts start from the same weights
     model_bytes: int
+
+    def fingerprint(self) -> dict[str, str]:
+        """Checksums of the data, of who holds them, and of the devices: what a resumed run must find again."""
+        owners = hashlib.sha256()
+        for client in self.data.clients:
+            owners.update(repr((len(client.training), len(client.validation))).encode())
+            owners.update(client.training.tobytes() + client.validation.tobytes())
+        speeds = hashlib.sha256(self.fleet.compute_ms.tobytes() + self.fleet.network_kbps.tobytes())
+        return {**self.data.fingerprint(), "clients'": owners.hexdigest(), "device": speeds.hexdigest()}
 
 
 OwnModel = nn.Module | Callable[[], nn.Module]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cpfl import api, experiment_file
 from cpfl.api import Run
+from cpfl.data.federated import Given
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.experiment import GIVEN, Experiment
 from cpfl.runs.folder import RunFolder
@@ -33,11 +33,11 @@ def sweep(
 ) -> list[Run]:
     """Run every n with every seed; what the folder already holds is not done again.
 
-    `jobs` processes work side by side, one torch thread each. `common` goes to `cpfl.run` as it is.
+    `jobs` processes work side by side. `common` goes to `cpfl.run` as it is.
     """
     base = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
     base = experiment_file.with_settings(base, settings or {})
-    where = Path(out) if out is not None else api.RUNS / f"{api.new_name(base)}-sweep"
+    where = Path(out) if out is not None else default_folder(base)
     if not cohorts:
         raise SettingError("a sweep needs at least one number of cohorts")
     planned = {where / name(variant): variant for variant in variants(base, cohorts, seeds or [base.seed])}
@@ -46,7 +46,10 @@ def sweep(
             on_run(run_or_resume(variant, path, **common))
     else:
         context = multiprocessing.get_context("spawn")  # torch does not survive a fork
-        with concurrent.futures.ProcessPoolExecutor(jobs, context, _one_thread) as pool:
+        given = Given(*(common.get(key) for key in ("train", "test", "public")))
+        data = common.get("data")
+        api.obtain(base, None if data is None else Path(data), given, lambda text: None)  # once, not in every process
+        with concurrent.futures.ProcessPoolExecutor(jobs, context) as pool:
             open_runs = {pool.submit(run_or_resume, variant, path, **common) for path, variant in planned.items()}
             try:
                 while open_runs:
@@ -54,10 +57,17 @@ def sweep(
                     for future in ended:
                         on_run(future.result())
                     on_wait()
-            except BaseException:
+            except BaseException:  # do not begin what waits, nor finish what runs: it can be resumed
                 pool.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children():
+                    process.terminate()
                 raise
     return [Run(path) for path in planned]
+
+
+def default_folder(base: Experiment) -> Path:
+    """A new folder in runs/ that sorts by time."""
+    return api.RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{base.name}-sweep"
 
 
 def variants(base: Experiment, cohorts: Iterable[int], seeds: Iterable[int]) -> list[Experiment]:
@@ -76,10 +86,6 @@ def run_or_resume(experiment: Experiment, path: Path, **common: Any) -> Run:
         return api.run(experiment, out=path, **common)
     given = {"model.name": "model", "data.train": "train", "data.public": "public"}
     replaced = {key: GIVEN for key, argument in given.items() if common.get(argument) is not None}
-    if RunFolder.open(path).experiment() != experiment_file.with_settings(experiment, replaced):
+    if RunFolder.open(path).experiment() != api.absolute(experiment_file.with_settings(experiment, replaced)):
         raise RunFolderError(f"{path} holds a run with other settings: choose another --out")
     return api.resume(path, **common)
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)

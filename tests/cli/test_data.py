@@ -150,6 +150,7 @@ def test_import_then_train_then_predict(cpfl_command: Command, photos: Path) -> 
     assert about["samples"] == {"train": 120, "test": 40, "public": 80}
     rows = cpfl_command("predict", "run", "photos/test", "--json").good().json
     right = [row["class"] == ("/light/" in row["image"]) for row in rows]
+    assert {row["name"] for row in rows} <= {"dark", "light"}
     assert 100 * np.mean(right) == pytest.approx(summary["student_accuracy"])
     # --data need not be said again: the run remembers
     cpfl_command("distill", "run", "--weights", "uniform").good()

@@ -74,7 +74,7 @@ def test_the_folder_of_a_run(finished: Path) -> None:
 
     about = json.loads((finished / "run.json").read_text())
     assert sorted(client for cohort in about["plan"] for client in cohort) == list(range(40))
-    assert set(about["fingerprint"]) == {"train", "test", "public"}
+    assert set(about["fingerprint"]) == {"train", "test", "public", "clients'", "device"}
     assert {"cpfl", "torch", "numpy", "python"} <= set(about["versions"])
 
     rounds = [lines(finished / "rounds" / f"cohort-{i:04d}.jsonl") for i in range(4)]

@@ -20,7 +20,7 @@ def write(file: Path, users: dict[str, Any]) -> None:
 
 
 def user(labels: list[int]) -> dict[str, Any]:
-    return {"x": RNG.random((len(labels), 784)).round(4).tolist(), "y": labels}
+    return {"x": (RNG.integers(0, 256, (len(labels), 784)) / 255).tolist(), "y": labels}
 
 
 def test_users_become_a_column(tmp_path: Path) -> None:
@@ -30,8 +30,8 @@ def test_users_become_a_column(tmp_path: Path) -> None:
     samples = leaf.read(tmp_path, "train")
     assert samples is not None
     assert samples.x.shape == (5, 1, 28, 28)
-    assert samples.x.dtype == np.float32
-    np.testing.assert_allclose(samples.x[1].ravel(), first["x"][1], rtol=1e-6)
+    assert samples.x.dtype == np.uint8
+    np.testing.assert_allclose(samples.x[1].ravel() / 255, first["x"][1], rtol=0, atol=1e-6)
     assert samples.y is not None
     assert samples.y.tolist() == [3, 61, 0, 7, 8]
     assert samples.columns["writer_id"].tolist() == ["f0000_14", "f0000_14", "f0001_41", "f3", "f3"]

@@ -102,7 +102,7 @@ def test_public_stl10_without_its_unlabelled_images(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"lacks unlabeled_X\.bin"):
         load("stl10", "public", [tmp_path])
     parquet_set(tmp_path / "own" / "stl10", "train")
-    with pytest.raises(DataError, match="has no 'unlabeled' split, which belongs to its public use: it has train"):
+    with pytest.raises(DataError, match="has no 'unlabeled' split, which its public use names: it has train"):
         load("stl10", "public", [tmp_path / "own"])
 
 

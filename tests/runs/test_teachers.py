@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from cpfl.errors import CpflError, RunFolderError
 from cpfl.experiment import Distillation, Experiment
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
-from cpfl.runs.teachers import choose, sum_in_order
+from cpfl.runs.teachers import choose
 
 HOUR = 3600.0
 MODEL_BYTES = 1000
@@ -203,8 +202,3 @@ def test_a_run_that_could_never_end_is_refused_before_it_begins(key: str, value:
     assert not (tmp_path / "run").exists()
     with_them = api.run("digits", settings=settings | {"snapshots": "1s"}, out=tmp_path / "with", device="cpu")
     assert with_them.summary["teachers"] == [0, 1, 2]
-
-
-def test_sums_do_not_depend_on_order() -> None:
-    lines = [{"x": value} for value in (1e16, 1.0, -1e16, 0.1, 1e-9)]
-    assert sum_in_order(lines, "x") == sum_in_order(lines[::-1], "x") == math.fsum(line["x"] for line in lines)

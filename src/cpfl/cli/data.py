@@ -11,10 +11,10 @@ from rich.table import Table
 
 from cpfl import experiment_file
 from cpfl.cli.options import AsJson, DataFolder, ExperimentName, Settings, console, show_json
+from cpfl.data import federated, overlap, sources
 from cpfl.data import fetch as fetching
-from cpfl.data import overlap, sources
+from cpfl.data.federated import Given
 from cpfl.data.importer import import_folder
-from cpfl.data.samples import Samples
 
 app = typer.Typer(help="Data sets: list, get, check, import.", no_args_is_help=True)
 
@@ -68,7 +68,7 @@ def get(
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=None)
-        root = sources.search_roots(data)[0 if data else -1]
+        root = sources.download_root(data)
         where = fetching.fetch(
             name, root, mirror, lambda done, total: progress.update(task, completed=done, total=total)
         )
@@ -83,20 +83,14 @@ def check(
 
     Example: cpfl data check digits
     """
-    chosen = experiment_file.with_settings(
-        experiment_file.load(experiment), experiment_file.parse_assignments(settings or [])
-    )
+    chosen = experiment_file.load(experiment, settings or [])
     roots = sources.search_roots(data)
-    wanted: tuple[tuple[str, str, sources.Split], ...] = (
-        ("train", chosen.data.train, "train"),
-        ("test", chosen.data.train, "test"),
-        ("public", chosen.data.public, "public"),
-    )
-    sets: dict[str, Samples] = {}
-    for role, name, split in wanted:
-        samples = sources.load(name, split, roots, chosen.data.public_splits)
-        if samples is not None:
-            sets[f"{role} ({name})"] = samples
+    used = federated.load(chosen, roots, Given())  # what a run would use: fitted, held out, limited
+    sets = {
+        f"train ({chosen.data.train})": used.train,
+        f"test ({chosen.data.train})": used.test,
+        f"public ({chosen.data.public})": used.public,
+    }
     found = overlap.shared_images(sets)
     if as_json:
         show_json(
@@ -130,7 +124,7 @@ def import_set(
 
     Example: cpfl data import leaves photos --data data
     """
-    where = import_folder(source, name, sources.search_roots(data)[0 if data else -1])
+    where = import_folder(source, name, sources.download_root(data))
     console.print(
         f"{name} is in {where}: use it with --set data.train={name} or data.public={name}",
         soft_wrap=True,

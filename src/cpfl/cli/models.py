@@ -58,7 +58,7 @@ def predict(
     for name, justify in (("image", "left"), ("class", "right"), ("probability", "right")):
         table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
     for row in rows:
-        table.add_row(row["image"], str(row["class"]), f"{100 * row['probability']:.1f} %")
+        table.add_row(row["image"], row["name"], f"{100 * row['probability']:.1f} %")
     console.print(table)
 
 

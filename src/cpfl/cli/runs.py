@@ -27,6 +27,7 @@ from cpfl.cli.options import (
 from cpfl.errors import SettingError
 from cpfl.report import tables
 from cpfl.runs.folder import RunFolder
+from cpfl.sweep import default_folder
 from cpfl.terminal import Terminal
 
 
@@ -50,9 +51,7 @@ def run(
 
     Example: cpfl run digits --set cohorts=8
     """
-    chosen = experiment_file.with_settings(
-        experiment_file.load(experiment), experiment_file.parse_assignments(settings or [])
-    )
+    chosen = experiment_file.load(experiment, settings or [])
     with _watch(as_json, chosen) as watcher:
         finished = api.run(chosen, out=out, data=data, engine=engine, device=device, watcher=watcher)
     _show(finished.summary, finished.path, as_json)
@@ -74,10 +73,8 @@ def sweep(
 
     Example: cpfl sweep digits --cohorts 1,2,4,8 --jobs 2
     """
-    base = experiment_file.with_settings(
-        experiment_file.load(experiment), experiment_file.parse_assignments(settings or [])
-    )
-    where = out or api.RUNS / f"{api.new_name(base)}-sweep"
+    base = experiment_file.load(experiment, settings or [])
+    where = out or default_folder(base)
     place = notes if as_json else console
     numbers = whole_numbers(cohorts, "--cohorts")
     chosen_seeds = whole_numbers(seeds, "--seeds") if seeds else None
@@ -104,14 +101,15 @@ def sweep(
             base, cohorts=numbers, seeds=chosen_seeds, out=where, data=data, engine=engine, device=device, jobs=jobs,
             on_run=on_run, on_wait=on_wait,
         )  # fmt: skip
+    if as_json:
+        show_json({"runs": done, "by_cohorts": tables.by_cohorts(done), "path": str(where)})
+    else:
+        console.print(tables.trade_off(done))
     from cpfl.report import figures  # takes half a second that other commands need not pay
 
     picture = figures.save(figures.trade_off(done, f"{base.name}: what n costs and gains"), where / "trade-off.png")
-    if as_json:
-        show_json({"runs": done, "by_cohorts": tables.by_cohorts(done), "path": str(where)})
-        return
-    console.print(tables.trade_off(done))
-    console.print(f"runs:    {where}\npicture: {picture}", highlight=False, soft_wrap=True)
+    if not as_json:
+        console.print(f"runs:    {where}\npicture: {picture}", highlight=False, soft_wrap=True)
 
 
 def resume(

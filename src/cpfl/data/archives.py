@@ -53,6 +53,8 @@ def read(folder: Path, kind: str, split: str) -> Samples | None:
 
 
 def _cifar10(folder: Path, split: str) -> Samples | None:
+    if split not in CIFAR_MEMBERS:
+        return None
     place = _place(folder, "cifar-10-batches-bin", "cifar-10-binary.tar.gz", "data_batch_1.bin")
     assert place is not None, "recognise() saw it"
     members = _members(place, CIFAR_MEMBERS[split], "cifar-10-batches-bin")
@@ -70,6 +72,8 @@ def _cifar10(folder: Path, split: str) -> Samples | None:
 
 
 def _stl10(folder: Path, split: str) -> Samples | None:
+    if split not in STL_MEMBERS:
+        return None
     place = _place(folder, "stl10_binary", "stl10_binary.tar.gz", "train_X.bin")
     assert place is not None, "recognise() saw it"
     members = _members(place, STL_MEMBERS[split], "stl10_binary")
@@ -89,6 +93,8 @@ def _stl10(folder: Path, split: str) -> Samples | None:
 
 
 def _svhn(folder: Path, split: str) -> Samples | None:
+    if split not in SVHN_FILES:
+        return None
     from scipy.io import loadmat  # imported here: only this set needs it
 
     file = folder / SVHN_FILES[split]

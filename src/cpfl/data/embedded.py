@@ -22,7 +22,7 @@ from cpfl.randomness import stream
 
 TEST_SHARE = 0.2
 LETTER_COUNT = 4000
-GRAIN = 0.4  # deviation of the grain, in units of white
+GRAIN = 0.5  # deviation of the grain, in units of white
 # The public set must hold no digit, so letters that are drawn exactly like one stay out.
 DIGIT_LOOKALIKES = "OoQDIliZzSsBbqg"
 LETTERS = "".join(sorted(set(string.ascii_letters) - set(DIGIT_LOOKALIKES)))

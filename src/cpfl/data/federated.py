@@ -187,19 +187,10 @@ def _fit(public: Samples, train: Samples, how: str, seed: int) -> Samples:
     if how == "exact" or public.shape == train.shape or len(public.shape) != 3 or len(train.shape) != 3:
         return public
     channels, height, width = train.shape
-    x = public.x
-    if x.shape[1] == 3 and channels == 1:  # luma, ITU-R BT.601
-        grey = np.tensordot(x.astype(np.float32), np.array([0.299, 0.587, 0.114], np.float32), axes=([1], [0]))
-        x = np.rint(grey)[:, None].astype(x.dtype)
-    elif x.shape[1] == 1 and channels == 3:
-        x = np.repeat(x, 3, axis=1)
     if how == "resize":
-        pieces = torch.split(torch.from_numpy(np.ascontiguousarray(x)), 4096)
-        sized = [
-            torch.nn.functional.interpolate(p.float(), (height, width), mode="bilinear", antialias=True) for p in pieces
-        ]
-        whole = torch.cat(sized)
-        return Samples((whole.round().clamp(0, 255).to(torch.uint8) if x.dtype == np.uint8 else whole).numpy())
+        pieces = [_resized(_recoloured(part, channels), height, width) for part in _pieces(public.x)]
+        return Samples(np.concatenate(pieces))
+    x = np.concatenate([_recoloured(part, channels) for part in _pieces(public.x)])
     if x.shape[2] < height or x.shape[3] < width:
         raise DataError(
             f"public images of {x.shape[2]}×{x.shape[3]} are too small to crop to {height}×{width}: "
@@ -210,3 +201,21 @@ def _fit(public: Samples, train: Samples, how: str, seed: int) -> Samples:
     left = rng.integers(0, x.shape[3] - width + 1, len(x))
     windows = np.lib.stride_tricks.sliding_window_view(x, (height, width), axis=(2, 3))
     return Samples(np.ascontiguousarray(windows[np.arange(len(x)), :, top, left]))
+
+
+def _pieces(x: Array) -> list[Array]:
+    """Some thousand images at a time: a public set may be larger than memory allows as floats."""
+    return [x[at : at + 4096] for at in range(0, len(x), 4096)]
+
+
+def _recoloured(x: Array, channels: int) -> Array:
+    if x.shape[1] == 3 and channels == 1:  # luma, ITU-R BT.601
+        grey = np.tensordot(x.astype(np.float32), np.array([0.299, 0.587, 0.114], np.float32), axes=([1], [0]))
+        return (np.rint(grey) if x.dtype == np.uint8 else grey)[:, None].astype(x.dtype)
+    return np.repeat(x, 3, axis=1) if x.shape[1] == 1 and channels == 3 else x
+
+
+def _resized(x: Array, height: int, width: int) -> Array:
+    images = torch.from_numpy(np.ascontiguousarray(x)).float()
+    sized = torch.nn.functional.interpolate(images, (height, width), mode="bilinear", antialias=True)
+    return (sized.round().clamp(0, 255).to(torch.uint8) if x.dtype == np.uint8 else sized).numpy()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
 from cpfl.data.catalogue import CATALOGUE
+from cpfl.data.images import UNREADABLE, open_image
 from cpfl.data.parquet import PIXELS
 from cpfl.errors import DataError
 
@@ -132,10 +132,10 @@ def _schema(classes: list[str] | None) -> pa.Schema:
 def _readable(path: Path, size: tuple[int, int] | None) -> tuple[int, int]:
     """The image's size, which must be that of the images before it."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             image.load()
             mode, found = image.mode, image.size
-    except (OSError, SyntaxError, ValueError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path} is not a readable image: {error}") from error
     if mode not in PIXELS:
         raise DataError(f"{path} has pixels of kind {mode}: {', '.join(PIXELS)} are allowed")

@@ -7,6 +7,7 @@ Every other scalar column (a writer's id, say) is kept beside the samples, so th
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from cpfl.data.decoded import cached
+from cpfl.data.images import UNREADABLE, open_image
 from cpfl.data.samples import Array, Samples
 from cpfl.errors import DataError
 
@@ -131,7 +133,7 @@ def _decode(files: Sequence[Path], column: str) -> NDArray[np.uint8]:
                 raise DataError(f"row {row} of {file} has no image bytes in column '{column}'")
             try:
                 pixels, format_ = _pixels(encoded, format_)
-            except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+            except UNREADABLE as error:
                 raise DataError(f"row {row} of {file} is not a readable image: {error}") from error
             if out is None:
                 out = np.empty((sum(counts), *pixels.shape), dtype=np.uint8)
@@ -165,12 +167,26 @@ def _encoded(file: Path, column: str) -> Iterator[bytes | None]:
             raise DataError(f"{file} is damaged: {error}") from error
 
 
+def class_names(folder: Path) -> list[str] | None:
+    """What the labels are called, where the files say so in the hub's way."""
+    for file in _shards(folder).get("train", [])[:1]:
+        try:
+            told = json.loads((pq.read_schema(file).metadata or {}).get(b"huggingface", b"{}"))
+            for label in LABEL_COLUMNS:
+                names = told["info"]["features"].get(label, {}).get("names")
+                if isinstance(names, list) and all(isinstance(name, str) for name in names):
+                    return names
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # names are a courtesy: whatever is wrong with them is no reason to fail
+    return None
+
+
 def _pixels(encoded: bytes, format_: str | None) -> tuple[NDArray[np.uint8], str | None]:
     """One image, channels first, and the format it turned out to have."""
     try:
-        image = Image.open(io.BytesIO(encoded), formats=None if format_ is None else [format_])
+        image = open_image(io.BytesIO(encoded), format_)
     except UnidentifiedImageError:
-        image = Image.open(io.BytesIO(encoded))
+        image = open_image(io.BytesIO(encoded))
     found = image.format
     mode = PIXELS.get(image.mode)
     if mode is None:

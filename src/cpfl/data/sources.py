@@ -46,6 +46,11 @@ def search_roots(data: Path | None) -> list[Path]:
     return [root.expanduser() for root in roots if root is not None]
 
 
+def download_root(data: Path | None) -> Path:
+    """Where downloads and imports go: the given folder, else the user's cache folder."""
+    return search_roots(data)[0 if data is not None else -1]
+
+
 def available(roots: Sequence[Path]) -> list[str]:
     """The known sets, then the user's own folders under these roots."""
     own = {
@@ -88,6 +93,15 @@ def load(name: str, split: Split, roots: Sequence[Path], public_splits: Sequence
     return samples
 
 
+def class_names(name: str, roots: Sequence[Path]) -> list[str] | None:
+    """What a set's labels are called, where it says so."""
+    try:
+        folder = locate(name, roots)
+    except DataError:
+        return None
+    return parquet.class_names(folder) if _format(folder) == "parquet" else None
+
+
 def describe(name: str, roots: Sequence[Path] | None = None) -> Description:
     """What a set is, where it lies and in which format. Never fails for a known name."""
     entry = CATALOGUE.get(name)
@@ -114,10 +128,10 @@ def _public(name: str, roots: Sequence[Path], splits: Sequence[str]) -> Samples 
         if part is None:
             if split == "train":
                 return None
-            folder = locate(name, roots)
+            built_in = CATALOGUE.get(name) is not None and CATALOGUE[name].source == "embedded"
+            held = "train" if built_in else _splits(locate(name, roots))
             raise DataError(
-                f"the public set '{name}' at {folder} has no '{split}' split, which belongs to its public use: "
-                f"it has {_splits(folder)}"
+                f"the public set '{name}' has no '{split}' split, which its public use names: it has {held}"
             )
         parts.append(part.x)
     return Samples(parts[0] if len(parts) == 1 else np.concatenate(parts))
@@ -136,7 +150,7 @@ def _split(name: str, split: str, roots: Sequence[Path]) -> Samples | None:
     if entry is not None and entry.source == "trace":
         raise DataError(f"'{name}' is a device trace and holds no samples: it belongs under devices.trace")
     if entry is not None and entry.source == "embedded":
-        return _embedded(name, split == "test")
+        return _embedded(name, split)
     folder = locate(name, roots)
     match _format(folder):
         case "parquet":
@@ -148,7 +162,10 @@ def _split(name: str, split: str, roots: Sequence[Path]) -> Samples | None:
             return archives.read(folder, kind, split)
 
 
-def _embedded(name: str, test: bool) -> Samples | None:
+def _embedded(name: str, split: str) -> Samples | None:
+    if split not in ("train", "test"):
+        return None
+    test = split == "test"
     if name.startswith("letters"):
         samples, part = None if test else embedded.letters(), 2
     else:

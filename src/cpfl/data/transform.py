@@ -6,6 +6,7 @@ Axes: T samples, C channels, H height, W width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -42,10 +43,15 @@ class Transform:
             scaled = scaled / 255
         if self.mean:
             axes = (-1, *([1] * (x.dim() - 2)))
-            mean = torch.tensor(self.mean, dtype=self.dtype, device=x.device).view(axes)
-            std = torch.tensor(self.std, dtype=self.dtype, device=x.device).view(axes)
+            mean, std = (_constant(values, self.dtype, x.device).view(axes) for values in (self.mean, self.std))
             scaled = (scaled - mean) / std
         return scaled if plan_T5 is None else cut_out(scaled, plan_T5)
+
+
+@cache
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Uploaded once: a captured graph must find it where it was."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def crop_and_flip(x_TCHW: Tensor, plan_T5: Tensor) -> Tensor:

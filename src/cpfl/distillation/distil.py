@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from cpfl.models import State
 from cpfl.problem import Problem
 from cpfl.randomness import stream
 
+Teachers = Callable[[], Iterable[State]]
+"""The teachers' models, one after the other: never all in memory."""
+
 
 @dataclass(frozen=True)
 class Distilled:
@@ -39,13 +42,25 @@ class Distilled:
 
 def distil(
     problem: Problem,
-    teachers: Sequence[State],
+    teachers: Teachers,
     cohorts: Sequence[int],
     settings: Distillation,
     device: torch.device,
     on_epoch: Callable[[EpochRecord], None],
 ) -> Distilled:
     """Teach a fresh student what the teachers of these cohorts know; a single teacher is the result itself."""
+    with models.threads_for(models.fresh(problem.build, problem.experiment.seed, "init", torch.float32)):
+        return _distil(problem, teachers, cohorts, settings, device, on_epoch)
+
+
+def _distil(
+    problem: Problem,
+    teachers: Teachers,
+    cohorts: Sequence[int],
+    settings: Distillation,
+    device: torch.device,
+    on_epoch: Callable[[EpochRecord], None],
+) -> Distilled:
     began = time.perf_counter()
     data, seed = problem.data, problem.experiment.seed
     dtype = data.transform.dtype
@@ -61,16 +76,15 @@ def distil(
         return per_cent(logits_of(module, len(x_test), test_inputs), y_test)
 
     teacher_accuracies, ensemble = [], torch.zeros(len(x_test), data.classes, dtype=dtype, device=device)
-    for state, weight_C in zip(teachers, weights_NC, strict=True):
+    for state, weight_C in zip(teachers(), weights_NC, strict=True):
         teacher.load_state_dict(state)
         logits_TC = logits_of(teacher, len(x_test), test_inputs)
         teacher_accuracies.append(per_cent(logits_TC, y_test))
         ensemble += contribution(logits_TC, settings) * torch.as_tensor(weight_C, dtype=dtype, device=device)
 
     seconds, epochs = 0.0, list[EpochRecord]()
-    if len(teachers) == 1:
-        student = teacher
-        student.load_state_dict(teachers[0])
+    if len(cohorts) == 1:
+        student = teacher  # as it was loaded last
     else:
         student = models.fresh(problem.build_student, seed, "student", dtype).to(device)
         views = _Views(problem, teacher, teachers, weights_NC, settings, device)
@@ -108,7 +122,7 @@ class _Views:
         self,
         problem: Problem,
         teacher: nn.Module,
-        teachers: Sequence[State],
+        teachers: Teachers,
         weights_NC: NDArray[np.float64],
         settings: Distillation,
         device: torch.device,
@@ -147,7 +161,7 @@ class _Views:
                 return self._data.public_transform(self._x[rows], None if plan is None else plan[rows])
 
             count, settings = len(self._x), self._settings
-            self._targets[view] = joined(self._teacher, self._teachers, self._weights, count, inputs, settings)
+            self._targets[view] = joined(self._teacher, self._teachers(), self._weights, count, inputs, settings)
         return self._targets[view]
 
 
@@ -175,6 +189,7 @@ def _by_client(
         answers = logits_of(student, len(held), lambda rows: data.transform(x[rows])).argmax(dim=1).cpu().numpy()
         right = answers == data.train.y[held]
     owner = np.repeat(np.arange(len(data.clients)), [len(c.validation) for c in data.clients])
+    tested = np.array([a is not None for a in by_class])  # a class that the test set lacks says nothing
     known = np.array([0.0 if a is None else a for a in by_class])
     cohort_of = {client: i for i, clients in enumerate(problem.plan) for client in clients}
     rows = []
@@ -187,7 +202,7 @@ def _by_client(
                 "samples": int(labels.sum()),
                 "held_back": len(own),
                 "accuracy_held_back": 100 * float(own.mean()) if len(own) else None,
-                "accuracy_by_labels": float(known @ labels / labels.sum()),
+                "accuracy_by_labels": float(known @ labels / labels[tested].sum()) if labels[tested].any() else None,
             }
         )
     return rows

@@ -40,14 +40,12 @@ def teach(
     """Adam on the public samples, epoch after epoch, each in its own order."""
     optimizer = torch.optim.Adam(student.parameters(), settings.lr)
     device = next(student.parameters()).device
-    drawing = models.draws(student, batch(0, torch.arange(min(2, samples), device=device))[0])
     for epoch in range(settings.epochs):
         student.train()
         order = torch.from_numpy(stream(seed, "distill", epoch).permutation(samples)).to(device)
         total = torch.zeros((), device=device)
-        with torch.random.fork_rng(enabled=drawing):
-            if drawing:
-                torch.manual_seed(int(stream(seed, "model-epoch", epoch).integers(2**63)))
+        with torch.random.fork_rng():
+            models.seed_torch(seed, "model-epoch", epoch)
             for rows in torch.split(order, settings.batch_size):
                 inputs, targets = batch(epoch, rows)
                 loss = distance(_answer(student, inputs), targets, settings)

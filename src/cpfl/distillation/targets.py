@@ -48,4 +48,5 @@ def joined(
         part = part * torch.as_tensor(weight_C, dtype=part.dtype, device=part.device)
         total = part if total is None else total + part
     assert total is not None, "there is always a teacher"
-    return total
+    # Class weights leave probabilities that do not add up to one; a softmax student could not reach them.
+    return total / total.sum(dim=1, keepdim=True) if settings.join == "probabilities" else total

@@ -41,8 +41,11 @@ def why_not_lanes(problem: Problem) -> str:
     data = problem.data
     module = models.fresh(problem.build, problem.experiment.seed, "init", data.transform.dtype).train()
     x = data.transform(torch.as_tensor(data.train.x[:2]))
-    if models.draws(module, x):
-        return "it draws random numbers of its own, as dropout does"
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        state = torch.get_rng_state()
+        module(torch.cat([x, x]))
+        if not torch.equal(state, torch.get_rng_state()):
+            return "it draws random numbers of its own, as dropout does"
     parameters = {name: torch.stack([value.detach()] * 2) for name, value in module.named_parameters()}
     buffers = {name: value.clone() for name, value in module.named_buffers()}
     before = {name: value.clone() for name, value in buffers.items()}

@@ -17,7 +17,6 @@ from cpfl.errors import DivergedError, ModelError
 from cpfl.federation import local, server
 from cpfl.federation.session import ClientResult, Outcome, Session, Work
 from cpfl.problem import Problem
-from cpfl.randomness import stream
 
 CHUNK = 1024  # validation samples in one forward pass
 
@@ -34,17 +33,11 @@ class ReferenceEngine:
         self._module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype).to(
             device
         )
-        self._draws = models.draws(self._module, problem.data.transform(self._x[:2]))
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Always advance the cohort that is furthest behind in virtual time."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # a client's batches are too small to share out
-        try:
-            with torch.random.fork_rng(enabled=self._draws):
-                self._federate(sessions, on_round)
-        finally:
-            torch.set_num_threads(threads)
+        with models.threads(1), torch.random.fork_rng():
+            self._federate(sessions, on_round)
 
     def _federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         waiting = [(s.clock, s.cohort, s) for s in sessions if not s.stopped]
@@ -75,8 +68,7 @@ class ReferenceEngine:
         chosen = local.batches(settings, self._size(client), experiment.seed, client, work.round)
         x, y = self._inputs(client, work, np.concatenate(chosen))
         module.train()
-        if self._draws:
-            torch.manual_seed(int(stream(experiment.seed, "model", client, work.round).integers(2**63)))
+        models.seed_torch(experiment.seed, "model", client, work.round)
         optimizer = torch.optim.SGD(module.parameters(), settings.lr, settings.momentum)
         losses, at = [], 0
         for batch in chosen:

@@ -215,7 +215,8 @@ class Session:
         kind, size = interval(self._experiment.snapshots)
         after = Snapshot(self.cohort, self.round, self.clock, self.model)
         due = []
-        if kind == "seconds" and _passed(self.clock, size) > _passed(before.clock, size):
+        passed = kind == "seconds" and _passed(self.clock, size) > _passed(before.clock, size)
+        if passed and before.round:  # the common start is kept anyway
             due.append(before)
         if self.stopped or (kind == "rounds" and self.round % size == 0):
             due.append(after)

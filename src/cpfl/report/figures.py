@@ -29,6 +29,7 @@ def trade_off(summaries: Iterable[Mapping[str, Any]], title: str) -> alt.LayerCh
         }
         for row in rows
         for kind, key in kinds
+        if kind == "student" or row["cohorts"] > 1  # a single cohort's model is the result, nobody's teacher
     ]
     base = alt.Chart(alt.InlineData(values=points)).encode(
         x=alt.X("hours:Q", title="virtual hours to convergence", scale=alt.Scale(zero=False, padding=30)),

@@ -13,7 +13,7 @@ from typing import Any
 from cpfl.errors import RunFolderError
 from cpfl.experiment import Distillation, hours
 from cpfl.federation.stopping import ROUNDING
-from cpfl.runs import files, records
+from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
 
 
@@ -50,7 +50,7 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
             paths.append(folder.teacher(cohort))
         elif settings.unfinished == "latest":
             cohorts.append(cohort)
-            paths.append(_latest(folder, cohort, moment))
+            paths.append(_latest(folder, cohort, lines[cohort], moment))
     if not cohorts:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent = [r for line in lines for r in line if r["clock"] <= moment + ROUNDING]
@@ -59,16 +59,11 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
         cohorts=cohorts,
         paths=paths,
         hours=moment / 3600,
-        cpu_hours=sum_in_order(spent, "cpu_seconds") / 3600,
+        cpu_hours=math.fsum(r["cpu_seconds"] for r in spent) / 3600,
         comm_gb=sent / 1e9,
         rounds=len(spent),
         samples=sum(r["samples"] for r in spent),
     )
-
-
-def sum_in_order(lines: list[dict[str, Any]], key: str) -> float:
-    """A sum that does not depend on the order in which cohorts happened to run: lines come by cohort and round."""
-    return math.fsum(line[key] for line in lines)
 
 
 def _moment(folder: RunFolder, settings: Distillation, stops: list[float]) -> float:
@@ -85,15 +80,16 @@ def _moment(folder: RunFolder, settings: Distillation, stops: list[float]) -> fl
     return moment
 
 
-def _latest(folder: RunFolder, cohort: int, moment: float) -> Path:
+def _latest(folder: RunFolder, cohort: int, lines: list[dict[str, Any]], moment: float) -> Path:
     if not folder.experiment().snapshots:
         raise RunFolderError(
             f"{folder.path} kept no snapshots, so cohort {cohort}'s model at {moment / 3600:.2f} h is gone: "
             "run it with --set snapshots=5h (or '50 rounds'), or set distillation.unfinished=drop"
         )
+    ended = {line["round"]: line["clock"] for line in lines}
     latest = folder.model("start")
     for path in folder.snapshots(cohort):
-        if files.load_tensors(path)[1]["clock"] > moment + ROUNDING:
-            break
-        latest = path
+        # A snapshot may be there a moment before the record of its round.
+        if ended.get(int(path.stem.rpartition("-")[2]), math.inf) <= moment + ROUNDING:
+            latest = path
     return latest

@@ -27,7 +27,7 @@ from cpfl.federation.session import ClientResult, Outcome, Session, Work
 from cpfl.problem import Problem
 
 AHEAD = 2  # steps that the host may be ahead; also after how many steps a judgement is read, so that runs repeat
-LANES = {"cuda": 100, "cpu": 4}
+LANES = {"cuda": 100, "cpu": 16}
 FEW = 16  # lanes of the small step that takes over when fewer clients are left
 
 
@@ -64,9 +64,9 @@ class LaneEngine:
         """Do all rounds of all sessions."""
         going = [session for session in sessions if not session.stopped]
         if going:
-            _Shift(self._problem, self._device, self._layout, self._large, self._small, self._judging, going).work(
-                on_round
-            )
+            parts = (self._layout, self._large, self._small, self._judging)
+            with models.threads(1):
+                _Shift(self._problem, self._device, *parts, going).work(on_round)
 
 
 class _Round:

@@ -1,0 +1,142 @@
+"""Lanes train what the reference engine trains: whole runs on float64, to rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import cpfl
+from cpfl.engines import choice
+from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.lanes.stack import Layout
+from cpfl.federation.session import Closed, Session
+from cpfl.method import plan
+from cpfl.problem import prepare
+
+BASE: dict[str, Any] = {"precision": "float64", "max_rounds": 6, "distillation.epochs": 1}
+CASES = {
+    "momentum, ragged": {},
+    "n = 1": {"cohorts": 1},
+    "n = M": {"cohorts": 40},
+    "no momentum": {"federation.momentum": 0.0},
+    "partial, by samples": {"federation.participation": 0.4, "federation.weights": "samples"},
+    "local steps": {"federation.local_steps": 3},
+    "two epochs": {"federation.local_epochs": 2, "max_rounds": 3},
+    "batch larger than most clients": {"federation.batch_size": 64},
+    "cohorts that stop": {"stopping.patience": 2, "stopping.window": 2, "max_rounds": 40, "federation.lr": 0.3},
+    "convolutions": {"model.name": "femnist-cnn", "max_rounds": 2, "clients": 12},
+}
+
+
+def assert_equal(plain: cpfl.Run, lanes: cpfl.Run) -> None:
+    for ours, theirs in zip(lanes.rounds, plain.rounds, strict=True):
+        for key, value in theirs.items():
+            assert ours[key] == (pytest.approx(value, rel=0, abs=1e-9) if isinstance(value, float) else value), key
+    for name, value in plain.model.items():
+        torch.testing.assert_close(lanes.model[name], value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_to_the_reference(case: str, tmp_path: Path) -> None:
+    runs = [
+        cpfl.run("digits", out=tmp_path / engine, engine=engine, device="cpu", settings=BASE | CASES[case])
+        for engine in ("reference", "lanes")
+    ]
+    assert runs[1].summary["engine"] == "lanes"
+    assert_equal(*runs)
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_equal_on_augmented_images(validation: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 150)
+    x = (rng.integers(0, 80, (150, 3, 24, 24)) + 80 * y[:, None, None, None]).astype(np.uint8)
+    settings = {
+        **BASE, "clients": 8, "max_rounds": 2, "model.name": "gn-lenet", "federation.lr": 0.01,
+        "data.augment": "crop-flip-cutout", "data.augment_validation": validation,
+        "data.mean": [0.5, 0.4, 0.3], "data.std": [0.2, 0.2, 0.3],
+    }  # fmt: skip
+    runs = [
+        cpfl.run(
+            "digits", train=(x, y), public=x[:20], out=tmp_path / engine, engine=engine, device="cpu", settings=settings
+        )
+        for engine in ("reference", "lanes")
+    ]
+    assert_equal(*runs)
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_any_number_of_lanes(count: int) -> None:
+    """One lane, a few, more than clients wait: the same losses."""
+    experiment = cpfl.Experiment(cohorts=3, clients=9, precision="float64", max_rounds=3)
+    problem = prepare(experiment, [], cpfl.data.federated.Given())
+    seen: dict[int, list[tuple[int, int, float]]] = {}
+    for lanes in (9, count):
+        lines = seen.setdefault(lanes, [])
+
+        def note(session: Session, closed: Closed, lines: list[tuple[int, int, float]] = lines) -> None:
+            lines.append((session.cohort, closed.record.round, closed.record.loss))
+
+        LaneEngine(problem, torch.device("cpu"), lanes).federate(plan(problem), note)
+    for ours, theirs in zip(sorted(seen[count]), sorted(seen[9]), strict=True):
+        assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
+
+
+def test_a_lane_run_repeats_bit_by_bit(tmp_path: Path) -> None:
+    runs = [
+        cpfl.run("digits", out=tmp_path / name, engine="lanes", device="cpu", settings={"max_rounds": 5})
+        for name in ("first", "second")
+    ]
+    assert runs[0].rounds == runs[1].rounds
+    for name, value in runs[0].model.items():
+        assert torch.equal(value, runs[1].model[name])
+
+
+class Noted:
+    """A watcher that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def on_round(self, session: object, closed: object) -> None: ...
+    def on_epoch(self, record: object) -> None: ...
+    def on_note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize(
+    ("layer", "word"),
+    [(nn.Dropout(0.2), "draws random numbers"), (nn.BatchNorm1d(64), "")],
+    ids=["dropout", "batch norm"],
+)
+def test_models_that_cannot_train_in_lanes(layer: nn.Module, word: str, tmp_path: Path) -> None:
+    """They are told so once, and run on the reference engine."""
+    watcher = Noted()
+    model = nn.Sequential(nn.Flatten(), layer, nn.Linear(64, 10))
+    run = cpfl.run(
+        "digits", model=model, out=tmp_path / "run", engine="lanes", watcher=watcher,
+        settings={"max_rounds": 2, "distillation.epochs": 1, "federation.batch_size": 500},
+    )  # fmt: skip
+    told = [note for note in watcher.notes if "cannot train in lanes" in note]
+    assert len(told) == 1
+    assert word in told[0]
+    assert run.summary["engine"] == "reference"
+
+
+def test_auto_takes_the_plain_engine_without_a_gpu() -> None:
+    problem = prepare(cpfl.Experiment(), [], cpfl.data.federated.Given())
+    assert choice.engine("auto", problem, torch.device("cpu"), print).name == "reference"
+
+
+def test_layout_is_a_way_there_and_back() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.Linear(4, 5))
+    layout = Layout.of(module)
+    row = layout.row(module.state_dict(), torch.device("cpu"))
+    assert len(row) == layout.size
+    for name, value in layout.state(row).items():
+        assert torch.equal(value, module.state_dict()[name])
