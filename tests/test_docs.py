@@ -35,6 +35,8 @@ def test_page(page: Path, tmp_path: Path) -> None:
         elif block["kind"] != "toml":
             words = ["bash", "-euc", block["text"]] if block["kind"] == "sh" else [sys.executable, "-c", block["text"]]
             done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+            told = re.match(r"\d+\.\d+", done.stdout) if block["kind"] == "python" else None
+            assert told is None or float(told[0]) > 75, f"{page.name}: an example that learns nothing: {done.stdout}"
             assert done.returncode == 0, f"{page.name}:\n{block['text']}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 

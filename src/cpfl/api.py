@@ -34,6 +34,7 @@ KINDS = ("cpu", "cuda", "mps", "xpu")
 class Silent:
     """A watcher that says nothing."""
 
+    def on_start(self, sessions: object) -> None: ...
     def on_round(self, session: object, closed: object) -> None: ...
     def on_epoch(self, record: object) -> None: ...
     def on_note(self, text: str) -> None: ...
@@ -113,7 +114,7 @@ def resume(
     test: object = None,
     public: object = None,
     data: str | Path | None = None,
-    engine: str = "auto",
+    engine: str = "",
     device: str = "auto",
     watcher: method.Watcher | None = None,
 ) -> Run:
@@ -122,6 +123,7 @@ def resume(
     if folder.summary() is not None:
         return Run(folder.path)
     place = torch_device(device)
+    engine = engine or folder.engine() or "auto"  # the one it began with: another one differs by rounding
     _known_engine(engine)
     looking = watcher or Silent()
     problem = _reopen(folder, data, model, _given(train, test, public), looking)
@@ -226,8 +228,8 @@ def _go(
     try:
         if not folder.model("start").is_file():
             files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
-        folder.log(event, engine=engine, device=str(device))
         worker = choice.engine(engine, problem, device, watcher.on_note)
+        folder.log(event, engine=worker.name, device=str(device))
         method.cpfl(problem, folder, worker, device, watcher)
         folder.log("finished")
     finally:

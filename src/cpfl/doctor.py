@@ -34,5 +34,5 @@ def examine(data: Path | None) -> list[tuple[str, bool, str]]:
         ("ONNX export", True, "ready" if onnx else "not installed: pip install 'cpfl[onnx]'"),
         ("data folders", True, ", ".join(str(root) for root in roots)),
         ("data found", True, ", ".join(here)),
-        ("data missing", True, ", ".join(missing) or "none"),
+        ("data to fetch", True, ", ".join(missing) or "none"),
     ]

@@ -25,7 +25,7 @@ def _load(source: str | Path) -> Experiment:
     if not text.endswith(".toml") and not Path(text).is_file():
         if text not in presets():
             near = difflib.get_close_matches(text, presets(), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else "."
             raise SettingError(
                 f"no preset is called {text!r}{hint} Presets: {', '.join(presets())}; or give a .toml file"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,9 @@ from cpfl.runs.teachers import Teachers
 
 class Watcher(Protocol):
     """Somebody who looks on: a terminal, a test, a tracker."""
+
+    def on_start(self, sessions: Sequence[Session]) -> None:
+        """Training begins, or goes on from where these sessions are."""
 
     def on_round(self, session: Session, closed: Closed) -> None:
         """A cohort closed a round."""
@@ -70,6 +74,7 @@ def federate(problem: Problem, sessions: list[Session], folder: RunFolder, engin
     for session in sessions:
         for damage in checkpoint.restore(folder, session):
             watcher.on_note(f"{damage}; going on from round {session.round}")
+    watcher.on_start(sessions)
     keeper = Keeper(folder, problem.experiment.checkpoint_seconds)
     before = sum(session.samples for session in sessions)
     began = time.perf_counter()
@@ -124,6 +129,7 @@ def summarize(problem: Problem, chosen: Teachers, outcome: Distilled) -> dict[st
         "cpu_hours": chosen.cpu_hours,
         "comm_gb": chosen.comm_gb,
         "rounds": chosen.rounds,
+        "cut_off": chosen.cut_off,
         "samples": chosen.samples,
         "distill_seconds": round(outcome.seconds, 3),
     }

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from cpfl.distillation.student import EpochRecord
 from cpfl.federation.session import Closed, Session
 
 QUIET_SECONDS = 10.0  # between plain lines
+WIDE = 100  # columns from which on there is room for everything
 
 
 class Terminal:
@@ -25,10 +28,10 @@ class Terminal:
         self._hours = 0.0
         self._began = self._told = time.monotonic()
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=24 if console.width >= WIDE else 10),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
             console=console,
             transient=True,
             disable=not self._live,
@@ -45,6 +48,14 @@ class Terminal:
     ) -> None:
         self._progress.stop()
 
+    def on_start(self, sessions: Sequence[Session]) -> None:
+        """Count what was done before."""
+        self._rounds = sum(session.round for session in sessions)
+        self._stopped = sum(bool(session.stopped) for session in sessions)
+        if self._rounds:
+            self._say(f"going on after {self._rounds:,} rounds, {self._stopped} of {len(sessions)} cohorts stopped")
+        self._began = time.monotonic()
+
     def on_round(self, session: Session, closed: Closed) -> None:
         """Count it; tell of a stop."""
         self._rounds += 1
@@ -57,10 +68,9 @@ class Terminal:
                 f"{session.clock / 3600:.2f} h ({session.stopped})"
             )
         speed = self._samples / max(time.monotonic() - self._began, 1e-9)
-        facts = (
-            f"{self._stopped} of {self._cohorts} cohorts stopped · {self._rounds:,} rounds · "
-            f"{self._hours:.2f} virtual h · {speed:,.0f} samples/s"
-        )
+        facts = f"{self._stopped} of {self._cohorts} stopped · {self._rounds:,} rounds · {self._hours:.2f} h"
+        if self._console.width >= WIDE:
+            facts += f" · {speed:,.0f} samples/s"
         self._progress.update(self._federate, completed=self._stopped, facts=facts)
         self._now_and_then(facts)
 
@@ -75,7 +85,7 @@ class Terminal:
         self._say(text)
 
     def _say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=not self._live)
 
     def _now_and_then(self, text: str) -> None:
         if not self._live and time.monotonic() - self._told > QUIET_SECONDS:

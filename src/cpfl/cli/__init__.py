@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
+import click
 import typer
 
 from cpfl.cli import data, models, runs
@@ -40,10 +41,15 @@ def main() -> None:
     """Run a command; a user's mistake ends in one sentence and exit code 2."""
     sys.path.append(os.getcwd())  # where a user's own `module:Class` lies; last, so that it hides nothing
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except CpflError as error:
-        print(f"cpfl: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("cpfl: interrupted; what was written is kept, cpfl resume goes on with it", file=sys.stderr)
-        sys.exit(130)
+        _end(str(error), 2)
+    except click.ClickException as error:
+        _end(f"{error.format_message()} See cpfl --help", error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _end("interrupted; what was written is kept: cpfl list shows it, cpfl resume DIR goes on with it", 130)
+
+
+def _end(sentence: str, code: int) -> NoReturn:
+    print(f"cpfl: {sentence}", file=sys.stderr)
+    sys.exit(code)

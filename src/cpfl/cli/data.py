@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import pyarrow.parquet as pq
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
@@ -125,8 +126,14 @@ def import_set(
     Example: cpfl data import leaves photos --data data
     """
     where = import_folder(source, name, sources.download_root(data))
+    files = sorted(where.glob("*.parquet"))
+    images = sum(pq.read_metadata(file).num_rows for file in files)
+    labelled = "label" in pq.read_schema(files[0]).names
+    use = "train" if labelled else "public"
+    folder = f" --data {data}" if data is not None else ""
     console.print(
-        f"{name} is in {where}: use it with --set data.train={name} or data.public={name}",
+        f"{name}: {images:,} images {'with' if labelled else 'without'} labels, in {where}; "
+        f"use them with{folder} --set data.{use}={name}",
         soft_wrap=True,
         highlight=False,
     )

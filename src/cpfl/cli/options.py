@@ -29,7 +29,13 @@ DataFolder = Annotated[
     Path | None, typer.Option("--data", help="Where data sets lie; else $CPFL_DATA, then the cache folder.")
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]
-EngineName = Annotated[str, typer.Option("--engine", help="Who does the work: auto, reference, lanes.")]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="reference: one client at a time; lanes: many at once, equal to rounding; auto: lanes on a GPU.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A preset's name or a TOML file.")]
 RunPath = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]

@@ -30,6 +30,8 @@ from cpfl.runs.folder import RunFolder
 from cpfl.sweep import default_folder
 from cpfl.terminal import Terminal
 
+FAR = 10.0  # points that a student may lack before a hint is worth a line
+
 
 def add_to(app: typer.Typer) -> None:
     """Put the commands into the program."""
@@ -104,7 +106,7 @@ def sweep(
     if as_json:
         show_json({"runs": done, "by_cohorts": tables.by_cohorts(done), "path": str(where)})
     else:
-        console.print(tables.trade_off(done))
+        console.print(tables.trade_off(done, console.width))
     from cpfl.report import figures  # takes half a second that other commands need not pay
 
     picture = figures.save(figures.trade_off(done, f"{base.name}: what n costs and gains"), where / "trade-off.png")
@@ -115,7 +117,7 @@ def sweep(
 def resume(
     path: RunPath,
     data: DataFolder = None,
-    engine: EngineName = "auto",
+    engine: EngineName = "",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -204,5 +206,11 @@ def _show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
         *([("distilled in", f"{summary['distill_seconds']:.1f} s")] if several else []),
         ("run folder", str(path)),
     ]
+    if summary["cut_off"]:
+        lines.insert(-1, ("cut off", f"{summary['cut_off']} cohorts by max_rounds, before they had converged"))
+    if several and summary["student_accuracy"] < summary["ensemble_accuracy"] - FAR:
+        lines.insert(
+            -1, ("hint", "the student is far below the ensemble: raise distillation.epochs, or lower its batch_size")
+        )
     for name, value in lines:
         console.print(f"{name:<14} {value}", highlight=False, soft_wrap=True)

@@ -12,39 +12,51 @@ from cpfl.errors import SettingError
 from cpfl.report.tables import by_cohorts
 
 FORMATS = ("png", "svg", "pdf", "html")
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe and Ito: safe for colour-blind readers
+BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: safe for colour-blind readers
 
 
 def trade_off(summaries: Iterable[Mapping[str, Any]], title: str) -> alt.LayerChart:
-    """Accuracy against virtual hours, a point for every n, CPU hours as its size."""
+    """Accuracy against virtual hours, a point for every n, with the spread over seeds."""
     rows = by_cohorts(summaries)
     kinds = (("student", "student_accuracy"), ("teachers, mean", "teacher_accuracy_mean"))
     points = [
         {
-            "n": f"n = {row['cohorts']}",
-            "hours": row["hours"],
-            "CPU hours": row["cpu_hours"],
+            "n": str(row["cohorts"]),
             "model": kind,
-            "accuracy": row[key],
+            **{name: row[name_of] + sign * row[f"{name_of}_spread"] for name, name_of, sign in _ends(key)},
         }
         for row in rows
         for kind, key in kinds
         if kind == "student" or row["cohorts"] > 1  # a single cohort's model is the result, nobody's teacher
     ]
+    colours = alt.Scale(domain=[kind for kind, _ in kinds], range=[BLUE, ORANGE])
+    hours, accuracy = (alt.Scale(zero=False, padding=30) for _ in range(2))
     base = alt.Chart(alt.InlineData(values=points)).encode(
-        x=alt.X("hours:Q", title="virtual hours to convergence", scale=alt.Scale(zero=False, padding=30)),
-        y=alt.Y("accuracy:Q", title="test accuracy, %", scale=alt.Scale(zero=False, padding=25)),
-        color=alt.Color(
-            "model:N", title=None, scale=alt.Scale(domain=[kind for kind, _ in kinds], range=[BLUE, ORANGE])
+        x=alt.X(
+            "hours:Q",
+            title="virtual hours to convergence (the numbers in the dots are n)",
+            scale=hours,
+            axis=alt.Axis(format="~g"),
         ),
+        y=alt.Y("accuracy:Q", title="test accuracy, %", scale=accuracy),
+        color=alt.Color("model:N", title=None, scale=colours),
     )
-    dots = base.mark_circle(opacity=0.85).encode(
-        size=alt.Size("CPU hours:Q", scale=alt.Scale(range=[60, 600]), title="CPU hours")
-    )
+    spread = [
+        base.mark_rule(opacity=0.5).encode(x=alt.X("hours_low:Q"), x2="hours_high:Q"),
+        base.mark_rule(opacity=0.5).encode(y=alt.Y("accuracy_low:Q"), y2="accuracy_high:Q"),
+    ]
     paths = base.mark_line(opacity=0.35, strokeWidth=1.5)
-    names = base.mark_text(dy=-17, fontSize=12, color=GREY).encode(text="n:N", color=alt.value(GREY))
-    chart: alt.LayerChart = (paths + dots + names).properties(width=520, height=320, title=title)
+    dots = base.mark_circle(size=380, opacity=1)
+    names = base.mark_text(fontSize=11, fontWeight="bold").encode(text="n:N", color=alt.value("white"))
+    chart = alt.layer(paths, *spread, dots, names).properties(width=560, height=340, title=title)
+    assert isinstance(chart, alt.LayerChart)
     return chart
+
+
+def _ends(key: str) -> list[tuple[str, str, int]]:
+    """The point and the ends of its whiskers: one standard deviation over seeds each way."""
+    ends = (("", 0), ("_low", -1), ("_high", 1))
+    return [(f"{axis}{end}", of, sign) for axis, of in (("hours", "hours"), ("accuracy", key)) for end, sign in ends]
 
 
 def save(chart: alt.LayerChart, path: Path) -> Path:

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -24,6 +24,30 @@ MEASURES = (
     "cpu_hours",
     "comm_gb",
     "rounds",
+)
+
+
+class _Column(NamedTuple):
+    key: str
+    head: str
+    places: int
+    main: bool  # shown in narrow places too
+    spread: bool = False
+    unit: str = ""
+
+
+WIDE = 108
+COLUMNS_OF_N = (
+    _Column("cohorts", "n", 0, True),
+    _Column("teacher_accuracy_mean", "teachers\n%", 1, True, True),
+    _Column("ensemble_accuracy", "ensemble\n%", 1, False),
+    _Column("student_accuracy", "student\n%", 1, True, True),
+    _Column("hours", "hours", 2, True, True),
+    _Column("cpu_hours", "CPU\nhours", 1, True, True),
+    _Column("comm_gb", "traffic\nGB", 2, False),
+    _Column("rounds", "rounds", 0, False),
+    _Column("speed_up", "faster", 2, True, unit="×"),
+    _Column("cpu_saving", "CPU\nsaved", 2, False, unit="×"),
 )
 
 
@@ -55,28 +79,17 @@ def by_cohorts(summaries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def trade_off(summaries: Iterable[Mapping[str, Any]]) -> Table:
-    """The paper's question as one table: what does n cost, what does it gain?"""
+def trade_off(summaries: Iterable[Mapping[str, Any]], width: int) -> Table:
+    """The paper's question as one table: what does n cost, what does it gain? Narrow places get the main columns."""
     rows = by_cohorts(summaries)
+    several = any(row["seeds"] > 1 for row in rows)
     table = Table(title="What n costs and gains", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    heads = ("n", "teachers\n%", "ensemble\n%", "student\n%", "hours", "CPU\nhours", "traffic\nGB", "rounds")
-    for head in (*heads, "faster", "CPU\nsaved"):
-        table.add_column(head, justify="right", no_wrap=True)
+    shown = [column for column in COLUMNS_OF_N if width >= WIDE or column.main]
+    for column in shown:
+        table.add_column(column.head, justify="right", no_wrap=True)
     for row in rows:
-        several = row["seeds"] > 1
-        table.add_row(
-            str(row["cohorts"]),
-            _figure(row, "teacher_accuracy_mean", 1, several),
-            _figure(row, "ensemble_accuracy", 1, False),
-            _figure(row, "student_accuracy", 1, several),
-            _figure(row, "hours", 2, several),
-            _figure(row, "cpu_hours", 1, several),
-            _figure(row, "comm_gb", 2, False),
-            _figure(row, "rounds", 0, False),
-            "–" if row["speed_up"] is None else f"{row['speed_up']:.2f}×",
-            "–" if row["cpu_saving"] is None else f"{row['cpu_saving']:.2f}×",
-        )
-    if any(row["seeds"] > 1 for row in rows):
+        table.add_row(*(_figure(row, column, several) for column in shown))
+    if several:
         table.caption = f"mean ± standard deviation over {max(row['seeds'] for row in rows)} seeds"
     return table
 
@@ -130,9 +143,12 @@ def run_list(rows: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _figure(row: Mapping[str, Any], key: str, places: int, several: bool) -> str:
-    spread = f" ± {row[f'{key}_spread']:,.{places}f}" if several else ""
-    return f"{row[key]:,.{places}f}{spread}"
+def _figure(row: Mapping[str, Any], column: _Column, several: bool) -> str:
+    value = row[column.key]
+    if value is None:
+        return "–"
+    spread = f" ± {row[f'{column.key}_spread']:,.{column.places}f}" if several and column.spread else ""
+    return f"{value:,.{column.places}f}{spread}{column.unit}"
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -116,6 +116,11 @@ class RunFolder:
         records.mend(self.path / "log.jsonl")
         records.append(self.path / "log.jsonl", {"event": event, **machine, "versions": versions(), **facts})
 
+    def engine(self) -> str:
+        """The engine the run began with; empty before it has."""
+        began = [line["engine"] for line in records.read(self.path / "log.jsonl") if "engine" in line]
+        return str(began[0]) if began else ""
+
     def rounds(self, cohort: int) -> Path:
         """A cohort's records."""
         return self.path / "rounds" / f"cohort-{cohort:04d}.jsonl"

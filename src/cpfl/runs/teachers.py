@@ -28,6 +28,7 @@ class Teachers:
     comm_gb: float
     rounds: int
     samples: int
+    cut_off: int  # cohorts that max_rounds ended before they had converged
 
 
 def choose(folder: RunFolder, settings: Distillation) -> Teachers:
@@ -51,6 +52,10 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
         elif settings.unfinished == "latest":
             cohorts.append(cohort)
             paths.append(_latest(folder, cohort, lines[cohort], moment))
+    if paths and all(path == folder.model("start") for path in paths):
+        raise RunFolderError(
+            f"no cohort of {folder.path} has a snapshot before {moment / 3600:.2f} h: ask for a later time"
+        )
     if not cohorts:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent = [r for line in lines for r in line if r["clock"] <= moment + ROUNDING]
@@ -63,6 +68,7 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
         comm_gb=sent / 1e9,
         rounds=len(spent),
         samples=sum(r["samples"] for r in spent),
+        cut_off=sum(r["stop"] == "max rounds" for r in spent),
     )
 
 

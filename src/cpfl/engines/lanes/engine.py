@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cpfl import models
 from cpfl.engines.base import OnRound
@@ -21,13 +20,15 @@ from cpfl.engines.lanes.judging import Judging
 from cpfl.engines.lanes.plans import Task, plan_task
 from cpfl.engines.lanes.stack import Layout
 from cpfl.engines.lanes.step import Lanes, Samples
+from cpfl.engines.lanes.transfer import upload
 from cpfl.errors import DivergedError
-from cpfl.federation import local, server
+from cpfl.federation import local, selection, server
 from cpfl.federation.session import ClientResult, Outcome, Session, Work
 from cpfl.problem import Problem
 
 AHEAD = 2  # steps that the host may be ahead; also after how many steps a judgement is read, so that runs repeat
-LANES = {"cuda": 100, "cpu": 16}
+BUSY = 0.85  # lanes for this share of the clients that could train at once: the rest waits a little, none idles
+MOST = {"cuda": 128, "cpu": 16}
 FEW = 16  # lanes of the small step that takes over when fewer clients are left
 
 
@@ -41,6 +42,7 @@ class LaneEngine:
         self._problem, self._device = problem, device
         exact = experiment.precision in ("float32", "float64")
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not exact
+        torch.backends.cudnn.benchmark = True  # by default a grouped convolution runs group after group
         module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype).to(device).train()
         self._layout = Layout.of(module)
         self._samples = Samples(problem, device)
@@ -57,8 +59,16 @@ class LaneEngine:
 
     @staticmethod
     def default_lanes(problem: Problem, device: torch.device) -> int:
-        """As many as fill the device, and no more than clients that can train at once."""
-        return min(LANES.get(device.type, LANES["cpu"]), problem.experiment.clients)
+        """As many as can be kept busy: a cohort's round lasts as long as its longest client, so with skewed sizes far
+        fewer clients train at once than take part."""
+        settings = problem.experiment.federation
+        at_once = 0.0
+        for clients in problem.plan:
+            steps = [local.steps(settings, len(problem.data.clients[client].training)) for client in clients]
+            share = selection.size(settings, len(clients)) / len(clients)
+            at_once += max(1.0, share * sum(steps) / max(steps))
+        wanted = 8 * max(1, round(BUSY * at_once / 8))
+        return min(wanted, MOST.get(device.type, MOST["cpu"]), problem.experiment.clients)
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
@@ -151,15 +161,15 @@ class _Shift:
         rows = np.full((len(tasks), depth, lanes.rows_LSB.shape[2]), -1, np.int32)
         for k, (plan, _) in enumerate(plans):
             rows[k, : len(plan)] = plan
-        at = self._tensor(free)
-        lanes.rows_LSB[at, :depth] = self._tensor(rows)
+        augmentation = np.zeros((*rows.shape, 5) if lanes.plan_LSB5 is not None else 0, np.int8)
+        for k, (_, spread) in enumerate(plans):
+            if spread is not None:
+                augmentation[k, : len(spread)] = spread
+        places = np.array([self._place[task.cohort] for task in tasks])
+        at, cohorts, rows_there, augmentation_there = upload(self._device, free, places, rows, augmentation)
+        lanes.rows_LSB[at, :depth] = rows_there
         if lanes.plan_LSB5 is not None:
-            augmentation = np.zeros((*rows.shape, 5), np.int8)
-            for k, (_, spread) in enumerate(plans):
-                if spread is not None:
-                    augmentation[k, : len(spread)] = spread
-            lanes.plan_LSB5[at, :depth] = self._tensor(augmentation)
-        cohorts = self._tensor(np.array([self._place[task.cohort] for task in tasks]))
+            lanes.plan_LSB5[at, :depth] = augmentation_there
         lanes.params_LP[at] = self._models_NP[cohorts]
         lanes.momenta_LP[at] = 0
         lanes.losses_L[at] = 0
@@ -171,7 +181,8 @@ class _Shift:
         """Carry the clients in training over to lanes of the other count."""
         busy = np.flatnonzero(self._left)
         if len(busy):
-            source, target = self._tensor(busy), torch.arange(len(busy), device=self._device)
+            (source,) = upload(self._device, busy)
+            target = torch.arange(len(busy), device=self._device)
             depth = max(task.steps for lane in busy if (task := self._tasks[lane]))
             for name in ("params_LP", "momenta_LP", "losses_L", "at_L"):
                 getattr(wanted, name)[target] = getattr(self._lanes, name)[source]
@@ -207,23 +218,27 @@ class _Shift:
             round.missing -= 1
             if round.missing == 0:
                 complete.append(round)
-        self._losses_M[self._tensor(np.array(clients))] = self._lanes.losses_L[self._tensor(ended)]
-        for turn_of in turns:
-            lanes, places, weights = (np.array(column) for column in zip(*turn_of, strict=True))
-            models_LP = self._lanes.params_LP[self._tensor(lanes)]
-            self._sums_NP[self._tensor(places)] += models_LP * self._tensor(weights).to(models_LP.dtype)[:, None]
+        columns = [np.array(column) for turn_of in turns for column in zip(*turn_of, strict=True)]
+        who, lanes_there, *there = upload(self._device, np.array(clients), ended, *columns)
+        self._losses_M[who] = self._lanes.losses_L[lanes_there]
+        for lanes, places, weights in zip(there[::3], there[1::3], there[2::3], strict=True):
+            models_LP = self._lanes.params_LP[lanes]
+            self._sums_NP[places] += models_LP * weights.to(models_LP.dtype)[:, None]
         return complete
 
     def _aggregate(self, complete: list[_Round]) -> Judging.Ticket:
         """The new models of cohorts whose rounds are complete, and their judgement on the way."""
-        places = self._tensor(np.array([self._place[r.work.cohort] for r in complete]))
-        weights = self._tensor(np.array([r.weight for r in complete])).to(self._sums_NP.dtype)
-        new_NP = self._sums_NP[places] / weights[:, None]
+        participants = [r.work.participants for r in complete]
+        places, weights, who = upload(
+            self._device,
+            np.array([self._place[r.work.cohort] for r in complete]),
+            np.array([r.weight for r in complete]),
+            np.array([client for part in participants for client in part]),
+        )
+        new_NP = self._sums_NP[places] / weights.to(self._sums_NP.dtype)[:, None]
         self._models_NP[places] = new_NP
         self._sums_NP[places] = 0
-        participants = [r.work.participants for r in complete]
-        losses = self._losses_M[self._tensor(np.array([client for part in participants for client in part]))]
-        return self._judging.start(new_NP, participants, [r.work.round for r in complete], losses)
+        return self._judging.start(new_NP, participants, [r.work.round for r in complete], self._losses_M[who])
 
     def _close(self, complete: list[_Round], ticket: Judging.Ticket, on_round: OnRound) -> None:
         """Tell the sessions; those that go on open their next round."""
@@ -262,12 +277,3 @@ class _Shift:
     def _weight(self, client: int) -> float:
         kind = self._problem.experiment.federation.weights
         return server.weight(kind, len(self._problem.data.clients[client].training))
-
-    def _tensor(self, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
-        return to_device(values, self._device)
-
-
-def to_device(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], device: torch.device) -> Tensor:
-    """Upload without waiting: pinned memory is given back by torch once the copy is done."""
-    host = torch.from_numpy(values)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

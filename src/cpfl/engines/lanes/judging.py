@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from cpfl.engines.lanes.plans import EMPTY
 from cpfl.engines.lanes.stack import Layout
 from cpfl.engines.lanes.step import Judge, Samples
+from cpfl.engines.lanes.transfer import download, upload
 from cpfl.federation import local
 from cpfl.problem import Problem
 
-MODELS, BATCH = 16, 64  # in one look on a GPU; on a CPU one model at a time
+MODELS, BATCH = 16, 64
 
 
 class Judging:
@@ -53,7 +54,9 @@ class Judging:
 
     def __init__(self, problem: Problem, module: nn.Module, layout: Layout, samples: Samples) -> None:
         self._problem, self._device = problem, samples.x.device
-        count, batch = (MODELS, BATCH) if self._device.type == "cuda" else (1, 4 * BATCH)
+        held = sum(len(client.validation) for client in problem.data.clients) / problem.experiment.cohorts
+        # Cohorts with much to judge by fill a look of their own; small ones share one.
+        count, batch = (MODELS, BATCH) if self._device.type == "cuda" and held < 2 * BATCH else (1, 4 * BATCH)
         self._judge = Judge(problem, module, layout, samples, count, batch)
 
     def start(
@@ -71,7 +74,7 @@ class Judging:
         ticket = Judging.Ticket(models_NP, [(model, owners) for model, _, owners, _ in slots], counts)
         for at in range(0, len(slots), judge.models):
             ticket.losses_VB.append(self._look(models_NP, slots[at : at + judge.models]))
-        ticket.training = self._to_host(training)
+        ticket.training = download(training)
         if self._device.type == "cuda":
             ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ticket.done.record()
@@ -90,12 +93,13 @@ class Judging:
             which[k], rows[k, : len(part)] = model, part
             if augmentation is not None:
                 plan[k, : len(part)] = augmentation
-        judge.params_VP.copy_(models_NP[self._to_device(which)])
-        judge.rows_VB.copy_(self._to_device(rows))
+        models, rows_there, plan_there = upload(self._device, which, rows, plan)
+        judge.params_VP.copy_(models_NP[models])
+        judge.rows_VB.copy_(rows_there)
         if judge.plan_VB5 is not None:
-            judge.plan_VB5.copy_(self._to_device(plan))
+            judge.plan_VB5.copy_(plan_there)
         judge.look()
-        return self._to_host(judge.losses_VB)
+        return download(judge.losses_VB)
 
     def _samples_of(
         self, clients: Sequence[int], round: int
@@ -111,13 +115,3 @@ class Judging:
             for client, part in zip(clients, held, strict=True)
         ]
         return rows, owners, np.concatenate(plans).astype(np.int8)
-
-    def _to_device(self, values: NDArray[np.generic]) -> Tensor:
-        host = torch.from_numpy(values)
-        return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
-
-    def _to_host(self, values: Tensor) -> Tensor:
-        if self._device.type != "cuda":
-            return values.clone()
-        target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        return target.copy_(values, non_blocking=True)
