@@ -1,20 +1,17 @@
 # make demo   the paper in a minute, on data that ships with the dependencies
-# make test   all quick tests
+# make test   all tests
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint setup clean
+.PHONY: demo test lint setup clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
 	$(BIN)/cpfl sweep digits --cohorts 1,2,4,8 --seeds 90,91,92 --engine lanes --jobs 2 --out runs/demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
-
-test-slow: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

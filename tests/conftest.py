@@ -121,6 +121,8 @@ class Interrupter:
     def __init__(self, rounds: int) -> None:
         self.left = rounds
 
+    def on_start(self, sessions: object) -> None: ...
+
     def on_round(self, session: object, closed: object) -> None:
         self.left -= 1
         if self.left == 0:

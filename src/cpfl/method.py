@@ -92,6 +92,8 @@ def distil_cohorts(
 ) -> dict[str, Any]:
     """Distil the run's cohort models, as these settings choose and join them, into one global model."""
     chosen = teachers.choose(folder, settings)
+    if all(path == folder.model("start") for path in chosen.paths):
+        watcher.on_note(f"no cohort has a snapshot before {chosen.hours:.2f} h: these teachers are untrained")
     (into / "summary.json").unlink(missing_ok=True)  # it must never stand beside another model
     with files.explained(into):
         (into / "models").mkdir(parents=True, exist_ok=True)

@@ -149,4 +149,4 @@ def test_doctor_finds_data(cpfl_command: Command, tmp_path: Path) -> None:
     (place / "client_device_capacity.csv").write_text("computation,communication\n50,6000\n")
     checks = {c["what"]: c["found"] for c in cpfl_command("doctor", "--data", "data", "--json").good().json}
     assert "fedscale" in checks["data found"]
-    assert "fedscale" not in checks["data missing"]
+    assert "fedscale" not in checks["data to fetch"]

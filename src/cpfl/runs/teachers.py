@@ -52,10 +52,6 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
         elif settings.unfinished == "latest":
             cohorts.append(cohort)
             paths.append(_latest(folder, cohort, lines[cohort], moment))
-    if paths and all(path == folder.model("start") for path in paths):
-        raise RunFolderError(
-            f"no cohort of {folder.path} has a snapshot before {moment / 3600:.2f} h: ask for a later time"
-        )
     if not cohorts:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent = [r for line in lines for r in line if r["clock"] <= moment + ROUNDING]
