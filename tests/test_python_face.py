@@ -254,7 +254,7 @@ def test_distill_from_python(tmp_path: Path) -> None:
     assert uniform["distillation"]["weights"] == "uniform"
     other = cpfl.distill(run.path, model=Net, train=TRAIN, test=TEST, public=PUBLIC[:50] * 2, name="other")
     assert Path(other["path"]).name == "other"
-    assert other["teacher_accuracies"] == uniform["teacher_accuracies"]
+    assert other["by_cohort"] == uniform["by_cohort"]
     with pytest.raises(cpfl.CpflError, match=r"distillation\.weight"):
         cpfl.distill(run.path, model=Net, **OWN, weight="uniform")
 

@@ -124,7 +124,7 @@ def summarize(problem: Problem, chosen: Teachers, outcome: Distilled) -> dict[st
         "student_accuracy_per_class": outcome.class_accuracies,
         "teacher_accuracy_mean": statistics.fmean(accuracies),
         "teacher_accuracy_std": statistics.pstdev(accuracies),
-        "teacher_accuracies": accuracies,
+        "by_cohort": [{**a, "accuracy": b} for a, b in zip(chosen.accounts, accuracies, strict=True)],
         "ensemble_accuracy": outcome.ensemble_accuracy,
         "teachers": chosen.cohorts,
         "hours": chosen.hours,

@@ -75,16 +75,16 @@ def test_at_a_virtual_time(cpfl_command: Command, run: Path) -> None:
     assert summary["rounds"] == len(done) < 20
     assert summary["cpu_hours"] == pytest.approx(sum(record["cpu_seconds"] for record in done) / 3600)
     assert summary["teachers"] == [0, 1, 2, 3]
-    full = json.loads((run / "summary.json").read_text())["teacher_accuracies"]
+    full = json.loads((run / "summary.json").read_text())["by_cohort"]
     stopped = [i for i in range(4) if clocks[i][-1] <= moment]
     assert len(stopped) == 2
-    assert all(summary["teacher_accuracies"][i] == full[i] for i in stopped)
+    assert all(summary["by_cohort"][i] == full[i] for i in stopped)
 
 
 def test_at_zero_everybody_is_the_start(cpfl_command: Command, run: Path) -> None:
     summary = cpfl_command("distill", "run", "--at", "0h", *BRIEF, "--json").good().json
     assert summary["rounds"] == 0
-    assert len(set(summary["teacher_accuracies"])) == 1
+    assert len({row["accuracy"] for row in summary["by_cohort"]}) == 1
 
 
 def test_a_time_after_the_end_is_the_end(cpfl_command: Command, run: Path) -> None:
@@ -102,7 +102,7 @@ def test_quorum(cpfl_command: Command, run: Path) -> None:
     assert summary["teachers"] == [0, 1, 2, 3]
     dropped = cpfl_command("distill", "run", "--quorum", "0.75", "--unfinished", "drop", *BRIEF, "--json").good().json
     assert len(dropped["teachers"]) == 3
-    assert len(dropped["teacher_accuracies"]) == 3
+    assert len(dropped["by_cohort"]) == 3
     assert len(list((run / "distillations").iterdir())) == 2
 
 
@@ -116,7 +116,7 @@ def test_weights_join_and_recipe_change_the_ensemble(cpfl_command: Command, run:
     both = ask("--weights", "uniform", "--join", "probabilities", "--set", "distillation.loss=kl")
     outcomes = [plain, uniform, chances, both]
     assert len({outcome["ensemble_accuracy"] for outcome in outcomes}) > 2
-    assert len({tuple(outcome["teacher_accuracies"]) for outcome in outcomes}) == 1
+    assert len({tuple(row["accuracy"] for row in outcome["by_cohort"]) for outcome in outcomes}) == 1
     consistent = ask("--recipe", "consistent")
     assert consistent["student_accuracy"] == plain["student_accuracy"]  # digits are not augmented: one view
 
@@ -184,7 +184,7 @@ def test_the_unfinished_run_still_ends_as_it_would_have(cpfl_command: Command, o
     cpfl_command("resume", "open").good()
     assert rounds(open_run) == rounds(finished)
     mine, theirs = (json.loads((path / "summary.json").read_text()) for path in (open_run, finished))
-    for key in ("student_accuracy", "ensemble_accuracy", "teacher_accuracies", "hours", "cpu_hours", "comm_gb"):
+    for key in ("student_accuracy", "ensemble_accuracy", "by_cohort", "hours", "cpu_hours", "comm_gb"):
         assert mine[key] == theirs[key]
 
 

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -70,7 +71,7 @@ def test_the_folder_of_a_run(finished: Path) -> None:
     assert (summary["cohorts"], summary["clients"], summary["seed"]) == (4, 40, 90)
     assert (summary["engine"], summary["device"]) == ("reference", "cpu")
     assert 0 <= summary["student_accuracy"] <= 100
-    assert len(summary["teacher_accuracies"]) == 4
+    assert len(summary["by_cohort"]) == 4
 
     about = json.loads((finished / "run.json").read_text())
     assert sorted(client for cohort in about["plan"] for client in cohort) == list(range(40))
@@ -162,7 +163,7 @@ def test_every_client_alone(cpfl_command: Command, tmp_path: Path) -> None:
     summary = cpfl_command("run", "digits", *QUICK, "--set", "cohorts=40", "--out", "alone", "--json").good().json
     about = json.loads((tmp_path / "alone" / "run.json").read_text())
     assert summary["rounds"] == 200
-    assert len(summary["teacher_accuracies"]) == 40
+    assert len(summary["by_cohort"]) == 40
     assert summary["comm_gb"] == pytest.approx(40 * about["model_bytes"] / 1e9)  # models at the end, nothing before
     assert summary["distill_seconds"] > 0
     records = [lines(tmp_path / "alone" / "rounds" / f"cohort-{i:04d}.jsonl") for i in range(40)]
@@ -265,3 +266,18 @@ def test_the_program_as_a_process(cpfl_process: Command) -> None:
 )
 def test_every_command_shows_an_example(cpfl_command: Command, command: str) -> None:
     assert f"Example: cpfl {command}" in cpfl_command(*command.split(), "--help").good().out
+
+
+def test_accounts_by_cohort_add_up(cpfl_command: Command, tmp_path: Path) -> None:
+    cpfl_command("run", "digits", *QUICK, "--out", "run").good()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    rows = summary["by_cohort"]
+    assert [row["cohort"] for row in rows] == list(range(summary["cohorts"]))
+    assert sum(row["rounds"] for row in rows) == summary["rounds"]
+    assert max(row["hours"] for row in rows) == pytest.approx(summary["hours"])
+    assert sum(row["cpu_hours"] for row in rows) == pytest.approx(summary["cpu_hours"])
+    to_the_server = len(rows) * about["model_bytes"] / 1e9
+    assert sum(row["comm_gb"] for row in rows) + to_the_server == pytest.approx(summary["comm_gb"])
+    assert np.mean([row["accuracy"] for row in rows]) == pytest.approx(summary["teacher_accuracy_mean"])
+    assert all(row["stop"] for row in rows)

@@ -29,6 +29,7 @@ class Teachers:
     rounds: int
     samples: int
     cut_off: int  # cohorts that max_rounds ended before they had converged
+    accounts: list[dict[str, Any]]  # the same by cohort
 
 
 def choose(folder: RunFolder, settings: Distillation) -> Teachers:
@@ -65,7 +66,21 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
         rounds=len(spent),
         samples=sum(r["samples"] for r in spent),
         cut_off=sum(r["stop"] == "max rounds" for r in spent),
+        accounts=[_account(cohort, lines[cohort], moment) for cohort in cohorts],
     )
+
+
+def _account(cohort: int, lines: list[dict[str, Any]], moment: float) -> dict[str, Any]:
+    """What one cohort had spent by a moment."""
+    spent = [line for line in lines if line["clock"] <= moment + ROUNDING]
+    return {
+        "cohort": cohort,
+        "rounds": len(spent),
+        "hours": spent[-1]["clock"] / 3600 if spent else 0.0,
+        "cpu_hours": math.fsum(line["cpu_seconds"] for line in spent) / 3600,
+        "comm_gb": sum(line["bytes"] for line in spent) / 1e9,
+        "stop": spent[-1]["stop"] if spent else "",
+    }
 
 
 def _moment(folder: RunFolder, settings: Distillation, stops: list[float]) -> float:
