@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from cpfl import experiment_file, method
-from cpfl.api import Silent, describe
+from cpfl.api import Silent
 from cpfl.data.federated import Given
 from cpfl.engines.base import Engine
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.federation.session import Closed, Session
+from cpfl.opening import describe
 from cpfl.problem import prepare
 from cpfl.runs.folder import RunFolder
 

@@ -21,6 +21,7 @@ from cpfl.distillation.student import EpochRecord
 from cpfl.engines.base import Engine
 from cpfl.experiment import Distillation
 from cpfl.federation.session import Closed, Session
+from cpfl.models import threads_for
 from cpfl.problem import Problem
 from cpfl.runs import checkpoint, files, records, teachers
 from cpfl.runs.folder import RunFolder, load_state
@@ -103,7 +104,8 @@ def distil_cohorts(
         records.append(into / "epochs.jsonl", asdict(record))
         watcher.on_epoch(record)
 
-    outcome = distil(problem, lambda: map(load_state, chosen.paths), chosen.cohorts, settings, device, on_epoch)
+    with threads_for(problem.start):
+        outcome = distil(problem, lambda: map(load_state, chosen.paths), chosen.cohorts, settings, device, on_epoch)
     accuracy = {"accuracy": outcome.student_accuracy}
     files.save_tensors(into / "models" / "global.safetensors", outcome.student, accuracy)
     files.write_json(into / "clients.json", {"clients": outcome.client_accuracies})

@@ -141,9 +141,9 @@ def seed_torch(seed: int, purpose: str, *address: int) -> None:
     torch.manual_seed(int(stream(seed, purpose, *address).integers(2**63)))
 
 
-def threads_for(module: nn.Module) -> AbstractContextManager[None]:
+def threads_for(state: State) -> AbstractContextManager[None]:
     """All cores where convolutions make the work worth sharing out, else one: always the same for the same model."""
-    return threads(torch.get_num_threads() if any(p.dim() > 2 for p in module.parameters()) else 1)
+    return threads(torch.get_num_threads() if any(value.dim() > 2 for value in state.values()) else 1)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from cpfl.api import Run
 from cpfl.data.federated import Given
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.experiment import GIVEN, Experiment
+from cpfl.opening import absolute, obtain
 from cpfl.runs.folder import RunFolder
 
 POLL_SECONDS = 0.5
@@ -48,7 +49,7 @@ def sweep(
         context = multiprocessing.get_context("spawn")  # torch does not survive a fork
         given = Given(*(common.get(key) for key in ("train", "test", "public")))
         data = common.get("data")
-        api.obtain(base, None if data is None else Path(data), given, lambda text: None)  # once, not in every process
+        obtain(base, None if data is None else Path(data), given, lambda text: None)  # once, not in every process
         with concurrent.futures.ProcessPoolExecutor(jobs, context) as pool:
             open_runs = {pool.submit(run_or_resume, variant, path, **common) for path, variant in planned.items()}
             try:
@@ -86,6 +87,6 @@ def run_or_resume(experiment: Experiment, path: Path, **common: Any) -> Run:
         return api.run(experiment, out=path, **common)
     given = {"model.name": "model", "data.train": "train", "data.public": "public"}
     replaced = {key: GIVEN for key, argument in given.items() if common.get(argument) is not None}
-    if RunFolder.open(path).experiment() != api.absolute(experiment_file.with_settings(experiment, replaced)):
+    if RunFolder.open(path).experiment() != absolute(experiment_file.with_settings(experiment, replaced)):
         raise RunFolderError(f"{path} holds a run with other settings: choose another --out")
     return api.resume(path, **common)

@@ -49,18 +49,6 @@ def distil(
     on_epoch: Callable[[EpochRecord], None],
 ) -> Distilled:
     """Teach a fresh student what the teachers of these cohorts know; a single teacher is the result itself."""
-    with models.threads_for(models.fresh(problem.build, problem.experiment.seed, "init", torch.float32)):
-        return _distil(problem, teachers, cohorts, settings, device, on_epoch)
-
-
-def _distil(
-    problem: Problem,
-    teachers: Teachers,
-    cohorts: Sequence[int],
-    settings: Distillation,
-    device: torch.device,
-    on_epoch: Callable[[EpochRecord], None],
-) -> Distilled:
     began = time.perf_counter()
     data, seed = problem.data, problem.experiment.seed
     dtype = data.transform.dtype
