@@ -47,7 +47,8 @@ def estimate(problem: Problem, device: torch.device) -> Estimate:
         share = selection.size(experiment.federation, len(clients)) / len(clients)
         steps += share * sum(local.steps(experiment.federation, sizes[k]) for k in clients)
     module = models.fresh(problem.build, experiment.seed, "init", data.transform.dtype).to(device).eval()
-    step = _timed(problem, module, device, experiment.federation.batch_size)
+    with models.threads(1):  # as engines do
+        step = _timed(problem, module, device, experiment.federation.batch_size)
     batch = min(experiment.distillation.batch_size, len(data.public), 64)
     per_sample = _timed(problem, module, device, batch) / batch
     teachers = experiment.cohorts if experiment.cohorts > 1 else 0

@@ -31,6 +31,7 @@ Note = Callable[[str], None]
 def prepare_named(
     experiment: Experiment, data: str | Path | None, model: OwnModel | None, given: Given, note: Note
 ) -> Problem:
+    """The problem that an experiment names, its sets downloaded where they are missing."""
     folder = None if data is None else Path(data)
     if folder is not None and not folder.is_dir():
         raise SettingError(f"--data {folder} is not a folder")
@@ -48,6 +49,7 @@ def reopen(
     student: str | None = None,
     own_public: bool = False,
 ) -> Problem:
+    """The problem of a run folder, which must be the one that it began with."""
     experiment = folder.experiment()
     about = folder.about()
     for key, name, value in (
@@ -74,7 +76,7 @@ def reopen(
     return problem
 
 
-def obtain(experiment: Experiment, data: Path | None, given: Given, note: Callable[[str], None]) -> None:
+def obtain(experiment: Experiment, data: Path | None, given: Given, note: Note) -> None:
     """Download the known sets that the experiment needs and that are not here yet."""
     roots, target = search_roots(data), sources.download_root(data)
     named = [(experiment.data.train, given.train), (experiment.data.public, given.public)]
@@ -86,7 +88,7 @@ def obtain(experiment: Experiment, data: Path | None, given: Given, note: Callab
             fetch(name, target, progress=_tenths(name, note))
 
 
-def _tenths(name: str, note: Callable[[str], None]) -> Callable[[int, int], None]:
+def _tenths(name: str, note: Note) -> Callable[[int, int], None]:
     told = 0
 
     def progress(done: int, total: int) -> None:
@@ -99,6 +101,7 @@ def _tenths(name: str, note: Callable[[str], None]) -> Callable[[int, int], None
 
 
 def given_arrays(train: object, test: object, public: object) -> Given:
+    """A user\'s arrays as samples."""
     if isinstance(public, tuple):
         raise CpflError("public takes inputs alone, one array or tensor, not a tuple")
     return Given(_labelled(train, "train"), _labelled(test, "test"), None if public is None else as_samples(public))
@@ -138,6 +141,7 @@ def check_moment(experiment: Experiment) -> None:
 
 
 def check_engine(name: str) -> None:
+    """Whether there is such an engine."""
     if name not in choice.NAMES:
         raise SettingError(f"--engine {name} is unknown; known: {', '.join(choice.NAMES)}")
 

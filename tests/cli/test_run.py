@@ -281,3 +281,18 @@ def test_accounts_by_cohort_add_up(cpfl_command: Command, tmp_path: Path) -> Non
     assert sum(row["comm_gb"] for row in rows) + to_the_server == pytest.approx(summary["comm_gb"])
     assert np.mean([row["accuracy"] for row in rows]) == pytest.approx(summary["teacher_accuracy_mean"])
     assert all(row["stop"] for row in rows)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "cpfl", "run", "digits", "--out", "run"]
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while not list(tmp_path.glob("run/rounds/*.jsonl")) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "cpfl resume" in told
+    assert "Traceback" not in told

@@ -13,6 +13,7 @@ from cpfl.cli import data, models, runs
 from cpfl.errors import CpflError
 from cpfl.runs.folder import versions
 
+INTERRUPTED = 130
 app = typer.Typer(
     name="cpfl",
     no_args_is_help=True,
@@ -41,13 +42,16 @@ def main() -> None:
     """Run a command; a user's mistake ends in one sentence and exit code 2."""
     sys.path.append(os.getcwd())  # where a user's own `module:Class` lies; last, so that it hides nothing
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
     except CpflError as error:
         _end(str(error), 2)
     except click.ClickException as error:
         _end(f"{error.format_message()} See cpfl --help", error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _end("interrupted; what was written is kept: cpfl list shows it, cpfl resume DIR goes on with it", 130)
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer turns Ctrl-C into this code and says nothing
+        _end("interrupted; what was written is kept: cpfl list shows it, cpfl resume DIR goes on with it", INTERRUPTED)
+    sys.exit(code)
 
 
 def _end(sentence: str, code: int) -> NoReturn:
