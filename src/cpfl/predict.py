@@ -47,7 +47,10 @@ def read(path: Path, shape: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[n
         with open_image(path) as image:
             fitted = image.convert("L" if channels == 1 else "RGB")
             if fitted.size != (width, height):
-                fitted = fitted.resize((width, height), Image.Resampling.BILINEAR)
+                smaller = width <= fitted.width and height <= fitted.height
+                # The mean of the pixels that fall together: a picture that was only enlarged comes out as it was.
+                how = Image.Resampling.BOX if smaller else Image.Resampling.BILINEAR
+                fitted = fitted.resize((width, height), how)
             pixels = np.asarray(fitted)
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as an image: {error}") from None

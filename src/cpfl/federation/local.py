@@ -17,6 +17,13 @@ def steps(federation: Federation, samples: int) -> int:
     return federation.local_steps or federation.local_epochs * math.ceil(samples / federation.batch_size)
 
 
+def samples(federation: Federation, held: int) -> int:
+    """Samples that a client visits in one round."""
+    if federation.local_steps:
+        return federation.local_steps * min(held, federation.batch_size)
+    return federation.local_epochs * held
+
+
 def batches(federation: Federation, samples: int, seed: int, client: int, round: int) -> list[NDArray[np.int64]]:
     """Positions in the client's training samples, batch by batch; the last of an epoch may be short."""
     rng = stream(seed, "batches", client, round)

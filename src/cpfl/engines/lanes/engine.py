@@ -142,7 +142,7 @@ class _Shift:
         for client in work.participants:
             size = len(clients[client].training)
             steps = local.steps(settings, size)
-            samples = steps * min(size, settings.batch_size) if settings.local_steps else size * settings.local_epochs
+            samples = local.samples(settings, size)
             tasks.append(Task(work.cohort, client, work.round, steps, samples))
         self._waiting.extend(sorted(tasks, key=lambda task: -task.steps))  # the longest first: they end the round
 
@@ -250,9 +250,7 @@ class _Shift:
             for client in round.work.participants:
                 size = len(clients[client].training)
                 steps = local.steps(settings, size)
-                samples = (
-                    steps * min(size, settings.batch_size) if settings.local_steps else size * settings.local_epochs
-                )
+                samples = local.samples(settings, size)
                 loss, verdict = float(losses[at]) / steps, verdicts[k].get(client)
                 at += 1
                 for value in (loss, verdict):

@@ -41,8 +41,3 @@ def plan_task(problem: Problem, task: Task) -> tuple[NDArray[np.int32], NDArray[
     spread = np.zeros((*rows.shape, plan.shape[1]), np.int8)
     spread[rows != EMPTY] = plan  # both in batch order
     return rows, spread
-
-
-def validation_rows(problem: Problem, client: int) -> NDArray[np.int32]:
-    """The rows that a client judges by."""
-    return problem.data.clients[client].validation.astype(np.int32)
