@@ -98,7 +98,7 @@ def main() -> None:
         settings = {"cohorts": int(cohorts), "precision": precision, **experiment_file.parse_assignments(words.set)}
         if preset:
             settings["preset"] = preset[0]
-        rounds = words.rounds if kind == "lanes" else 1
+        rounds = words.rounds if kind == "lanes" else 2
         row = measure(settings, kind, int(lanes), rounds, words.data, device)
         rows.append(row)
         print(

@@ -55,7 +55,7 @@ def main() -> None:
             "ms": milliseconds,
             "samples_per_second": 1000 * lanes.count * batch / milliseconds,
         }
-    outcome["judge ms"] = bare(engine._judging._judge.look)
+    outcome["judge ms"] = bare(engine._judging.look)
     print(json.dumps(outcome, indent=2), flush=True)
     steps = [0, 0]
     for k, lanes in enumerate((engine._large, engine._small)):

@@ -113,10 +113,15 @@ class Session:
     def open_round(self) -> Work:
         """What to do next."""
         assert not self.stopped, "a stopped session opens no round"
-        number = self.round + 1
+        return Work(self.cohort, self.round + 1, self.participants(self.round + 1), self.model)
+
+    def participants(self, number: int) -> list[int]:
+        """Who takes part in a round, known before the one before it is judged; nobody after the last there can be."""
         e = self._experiment
-        chosen = selection.select(self.clients, e.federation, e.seed, self.cohort, number)
-        return Work(self.cohort, number, chosen, self.model)
+        last = min(e.max_rounds, e.stopping.rounds) if e.stopping.rule == "rounds" else e.max_rounds
+        if number > last:
+            return []
+        return selection.select(self.clients, e.federation, e.seed, self.cohort, number)
 
     def close_round(self, outcome: Outcome) -> Closed:
         """Advance the clock, adopt the new model, judge it, decide whether to go on."""

@@ -1,117 +1,139 @@
-"""Cohort models judged by their participants, several cohorts in one look, read by the host when it has time.
+"""Cohort models made from their sums and judged by their participants, read by the host when it has time.
 
-Axes: N models, V models in one look, B samples of each, P parameters.
+Axes: V models in one look, B samples of each, P parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
+from torch.func import vmap
 
 from cpfl.engines.lanes.plans import EMPTY
-from cpfl.engines.lanes.stack import Layout
-from cpfl.engines.lanes.step import Judge, Samples
-from cpfl.engines.lanes.transfer import download, upload
+from cpfl.engines.lanes.step import Bench, captured
+from cpfl.engines.lanes.transfer import Inbox, download, upload
 from cpfl.federation import local
-from cpfl.problem import Problem
 
-MODELS, BATCH = 16, 64
+MODELS, BATCH, LARGEST = 16, 64, 1024
+
+
+@dataclass
+class Held:
+    """The validation samples of one model's participants."""
+
+    rows: NDArray[np.int32]
+    plan: NDArray[np.int8] | None
+    clients: list[int]  # those that have any
+    starts: NDArray[np.int64]  # where each one's samples begin
+    counts: NDArray[np.int64]
+
+
+@dataclass
+class Ticket:
+    """Judgements on their way to the host."""
+
+    models_VP: Tensor
+    held: list[Held]
+    looks: list[Tensor]  # losses (V, B), one tensor for each chunk of B samples
+    training: Tensor  # the participants' summed training losses
+    done: torch.cuda.Event | None
+
+    def read(self) -> tuple[list[dict[int, float]], NDArray[np.float64]]:
+        """Mean validation loss of each model by client, and the participants' summed training losses."""
+        if self.done is not None:
+            self.done.synchronize()
+        losses = np.concatenate([look.numpy() for look in self.looks], axis=1, dtype=np.float64) if self.looks else None
+        means: list[dict[int, float]] = []
+        for k, held in enumerate(self.held):
+            if losses is None or not held.clients:
+                means.append({})
+                continue
+            sums = np.add.reduceat(losses[k, : len(held.rows)], held.starts)
+            means.append(dict(zip(held.clients, (sums / held.counts).tolist(), strict=True)))
+        return means, self.training.numpy().astype(np.float64)
 
 
 class Judging:
-    """Looks at models through the participants' validation samples."""
+    """Makes cohort models and looks at them through the participants' validation samples."""
 
-    @dataclass
-    class Ticket:
-        """Judgements on their way to the host."""
+    def __init__(self, bench: Bench) -> None:
+        problem, device = bench.problem, bench.device
+        self._bench, self._device = bench, device
+        by_cohort = [sum(len(problem.data.clients[c].validation) for c in cohort) for cohort in problem.plan]
+        most = max(by_cohort)
+        if device.type == "cuda" and most < 2 * BATCH:  # small cohorts share a look, large ones fill their own
+            self.models, batch = MODELS, BATCH
+        else:
+            self.models, batch = 1, min(LARGEST, BATCH * max(1, -(-most // BATCH)))
+        self._batch = batch
+        self._augmented = problem.data.augmented and problem.experiment.data.augment_validation
+        self._params_VP = torch.zeros(self.models, bench.layout.size, dtype=bench.dtype, device=device)
+        self._losses_VB = torch.zeros(self.models, batch, dtype=bench.dtype, device=device)
+        weights = torch.zeros(0, dtype=bench.dtype).numpy().dtype
+        self._sums = Inbox(device, places=((self.models,), np.int64), weights=((self.models,), weights))
+        plan = {"plan": ((self.models, batch, 5), np.int8)} if self._augmented else {}
+        self._samples = Inbox(device, rows=((self.models, batch), np.int32), **plan)
+        self._make: Callable[[], None] = captured(self._aggregate, device)
+        self.look: Callable[[], None] = captured(self._judge, device)
 
-        models_NP: Tensor
-        places: list[tuple[int, NDArray[np.int64]]]  # of every slot: which model, whose samples
-        counts: list[dict[int, int]]  # of every model: validation samples by client
-        losses_VB: list[Tensor] = field(default_factory=list)
-        training: Tensor | None = None
-        done: torch.cuda.Event | None = None
-
-        def read(self) -> tuple[list[dict[int, float]], NDArray[np.float64]]:
-            """Mean validation loss of each model by client, and the participants' summed training losses."""
-            if self.done is not None:
-                self.done.synchronize()
-            sums: list[dict[int, float]] = [dict.fromkeys(count, 0.0) for count in self.counts]
-            losses = np.concatenate([part.numpy() for part in self.losses_VB]) if self.losses_VB else np.zeros((0, 0))
-            for (model, owners), row in zip(self.places, losses, strict=False):
-                values = row[: len(owners)].astype(np.float64)
-                starts = np.flatnonzero(np.diff(owners, prepend=-1))
-                for start, part in zip(starts, np.add.reduceat(values, starts), strict=True):
-                    sums[model][int(owners[start])] += float(part)
-            means = [{c: total / self.counts[k][c] for c, total in by.items()} for k, by in enumerate(sums)]
-            assert self.training is not None
-            return means, self.training.numpy().astype(np.float64)
-
-    def __init__(self, problem: Problem, module: nn.Module, layout: Layout, samples: Samples) -> None:
-        self._problem, self._device = problem, samples.x.device
-        held = sum(len(client.validation) for client in problem.data.clients) / problem.experiment.cohorts
-        # Cohorts with much to judge by fill a look of their own; small ones share one.
-        count, batch = (MODELS, BATCH) if self._device.type == "cuda" and held < 2 * BATCH else (1, 4 * BATCH)
-        self._judge = Judge(problem, module, layout, samples, count, batch)
-
-    def start(
-        self, models_NP: Tensor, participants: Sequence[Sequence[int]], rounds: Sequence[int], training: Tensor
-    ) -> Judging.Ticket:
-        """Queue the looks at these models; the ticket is read later."""
-        judge, slots = self._judge, []
-        counts: list[dict[int, int]] = []
-        for model, (clients, round) in enumerate(zip(participants, rounds, strict=True)):
-            rows, owners, plans = self._samples_of(clients, round)
-            counts.append({client: int(n) for client, n in zip(*np.unique(owners, return_counts=True), strict=True)})
-            for at in range(0, len(rows), judge.batch):
-                part = slice(at, at + judge.batch)
-                slots.append((model, rows[part], owners[part], None if plans is None else plans[part]))
-        ticket = Judging.Ticket(models_NP, [(model, owners) for model, _, owners, _ in slots], counts)
-        for at in range(0, len(slots), judge.models):
-            ticket.losses_VB.append(self._look(models_NP, slots[at : at + judge.models]))
-        ticket.training = download(training)
+    def start(self, rounds: Sequence[tuple[int, float, Sequence[int], int]]) -> Ticket:
+        """Make and judge the models of rounds that are complete, each (place, weight, participants, number)."""
+        letter = self._sums.here
+        letter["places"][:], letter["weights"][:] = len(self._bench.sums_NP) - 1, 1
+        for k, (place, weight, _, _) in enumerate(rounds):
+            letter["places"][k], letter["weights"][k] = place, weight
+        self._sums.send()
+        self._make()
+        held = [self._held(participants, number) for _, _, participants, number in rounds]
+        looks = []
+        for at in range(0, max(len(part.rows) for part in held), self._batch):
+            samples = self._samples.here
+            samples["rows"][:] = EMPTY
+            for k, part in enumerate(held):
+                rows = part.rows[at : at + self._batch]
+                samples["rows"][k, : len(rows)] = rows
+                if part.plan is not None:
+                    samples["plan"][k, : len(rows)] = part.plan[at : at + self._batch]
+            self._samples.send()
+            self.look()
+            looks.append(download(self._losses_VB))
+        who = upload(self._device, np.concatenate([np.asarray(p, np.int64) for _, _, p, _ in rounds]))
+        training = download(self._bench.losses_M.index_select(0, who))
+        models_VP = self._params_VP.clone()
+        done = None
         if self._device.type == "cuda":
-            ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ticket.done.record()
-        return ticket
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return Ticket(models_VP, held, looks, training, done)
 
-    def _look(
-        self,
-        models_NP: Tensor,
-        slots: Sequence[tuple[int, NDArray[np.int32], NDArray[np.int64], NDArray[np.int8] | None]],
-    ) -> Tensor:
-        judge = self._judge
-        rows = np.full((judge.models, judge.batch), EMPTY, np.int32)
-        which = np.zeros(judge.models, np.int64)
-        plan = np.zeros((judge.models, judge.batch, 5), np.int8)
-        for k, (model, part, _, augmentation) in enumerate(slots):
-            which[k], rows[k, : len(part)] = model, part
-            if augmentation is not None:
-                plan[k, : len(part)] = augmentation
-        models, rows_there, plan_there = upload(self._device, which, rows, plan)
-        judge.params_VP.copy_(models_NP[models])
-        judge.rows_VB.copy_(rows_there)
-        if judge.plan_VB5 is not None:
-            judge.plan_VB5.copy_(plan_there)
-        judge.look()
-        return download(judge.losses_VB)
+    def _aggregate(self) -> None:
+        there, sums = self._sums.there, self._bench.sums_NP
+        self._params_VP.copy_(sums.index_select(0, there["places"]).div_(there["weights"][:, None]))
+        self._bench.models_NP.index_copy_(0, there["places"], self._params_VP)
+        sums.index_fill_(0, there["places"], 0)
 
-    def _samples_of(
-        self, clients: Sequence[int], round: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int8] | None]:
-        data, experiment = self._problem.data, self._problem.experiment
-        held = [data.clients[client].validation for client in clients]
-        rows = np.concatenate(held).astype(np.int32)
-        owners = np.repeat(np.array(clients, np.int64), [len(part) for part in held])
-        if self._judge.plan_VB5 is None:
-            return rows, owners, None
-        plans = [
-            local.validation_augmentation(len(part), data.train.shape, experiment.seed, client, round)
-            for client, part in zip(clients, held, strict=True)
-        ]
-        return rows, owners, np.concatenate(plans).astype(np.int8)
+    @torch.no_grad()
+    def _judge(self) -> None:
+        bench, rows_VB = self._bench, self._samples.there["rows"]
+        x = bench.inputs(rows_VB, self._samples.there.get("plan"))
+        self._losses_VB.copy_(vmap(bench.losses)(bench.layout.views(self._params_VP), x, bench.labels(rows_VB)))
+
+    def _held(self, participants: Sequence[int], number: int) -> Held:
+        data, seed = self._bench.problem.data, self._bench.problem.experiment.seed
+        clients = [c for c in participants if len(data.clients[c].validation)]
+        parts = [data.clients[c].validation for c in clients]
+        counts = np.array([len(part) for part in parts], np.int64)
+        rows = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
+        plan = None
+        if self._augmented:
+            drawn = [
+                local.validation_augmentation(len(part), data.train.shape, seed, client, number)
+                for client, part in zip(clients, parts, strict=True)
+            ]
+            plan = np.concatenate([np.zeros((0, 5), np.int8), *drawn]).astype(np.int8)
+        return Held(rows, plan, clients, np.cumsum(counts) - counts, counts)

@@ -24,20 +24,17 @@ class Task:
     client: int
     round: int
     steps: int
-    samples: int
 
 
-def plan_task(problem: Problem, task: Task) -> tuple[NDArray[np.int32], NDArray[np.int8] | None]:
-    """Rows of the training set (S, B), empty where a batch is short, and the augmentation (S, B, 5)."""
+def plan_task(problem: Problem, task: Task, rows_SB: NDArray[np.int32], plan_SB5: NDArray[np.int8] | None) -> None:
+    """Write the rows of the training set, empty where a batch is short, and the augmentation, batch by batch."""
     experiment, data = problem.experiment, problem.data
     own = data.clients[task.client].training
+    rows_SB[: task.steps] = EMPTY
     batches = local.batches(experiment.federation, len(own), experiment.seed, task.client, task.round)
-    rows = np.full((len(batches), experiment.federation.batch_size), EMPTY, np.int32)
     for step, batch in enumerate(batches):
-        rows[step, : len(batch)] = own[batch]
-    if not data.augmented:
-        return rows, None
-    plan = local.augmentation(task.samples, data.train.shape, experiment.seed, task.client, task.round)
-    spread = np.zeros((*rows.shape, plan.shape[1]), np.int8)
-    spread[rows != EMPTY] = plan  # both in batch order
-    return rows, spread
+        rows_SB[step, : len(batch)] = own[batch]
+    if plan_SB5 is not None:
+        count = local.samples(experiment.federation, len(own))
+        plan = local.augmentation(count, data.train.shape, experiment.seed, task.client, task.round)
+        plan_SB5[: task.steps][rows_SB[: task.steps] != EMPTY] = plan  # both in batch order

@@ -1,39 +1,59 @@
-"""The step that advances all lanes, and the look that judges cohort models. On a GPU both are captured as graphs.
+"""What lanes do, each a graph on a GPU: take clients in, advance all by a step, add those that have ended to the sums.
 
 Whatever a captured graph reads keeps its address for life: all tensors here are made once and only written into.
-Axes: L lanes, S steps, B batch, P parameters, V models judged at once, C classes.
+Axes: L lanes, B batch, P parameters, N cohorts, F places of a letter; row L or N is for places that stay empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 
+from cpfl.engines.lanes import layers
 from cpfl.engines.lanes.plans import EMPTY
 from cpfl.engines.lanes.stack import Layout
+from cpfl.engines.lanes.transfer import Inbox
 from cpfl.problem import Problem
 
 WARM_UPS = 3
+AT_ONCE = 16  # clients that one letter takes in or out
 
 
-class Samples:
-    """The training set on the device."""
+class Bench:
+    """What all lanes share on the device: the samples, the model's form, and every cohort's model and running sum."""
 
-    def __init__(self, problem: Problem, device: torch.device) -> None:
-        self.x = torch.as_tensor(problem.data.train.x).to(device)
-        self.y = torch.as_tensor(problem.data.train.y).to(device)
-        self._transform = problem.data.transform
+    def __init__(self, problem: Problem, module: nn.Module, layout: Layout, device: torch.device) -> None:
+        data, experiment = problem.data, problem.experiment
+        self.x = torch.as_tensor(data.train.x).to(device)
+        self.y = torch.as_tensor(data.train.y).to(device)
+        self.device, self.layout, self.problem = device, layout, problem
+        self.dtype, self.precision = data.transform.dtype, experiment.precision
+        arithmetic = {"tf32": torch.float32, "bf16": torch.bfloat16}
+        self.module = module
+        if device.type == "cuda" and self.precision in arithmetic:
+            self.module = layers.fit(module, arithmetic[self.precision])
+        self.models_NP = torch.zeros(experiment.cohorts + 1, layout.size, dtype=self.dtype, device=device)
+        self.sums_NP = torch.zeros_like(self.models_NP)
+        self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)
 
     def inputs(self, rows: Tensor, plan: Tensor | None) -> Tensor:
         """Model inputs for rows of any shape; empty rows give some sample that the caller leaves out."""
         flat = rows.reshape(-1).clamp(min=0)
         augmentation = None if plan is None else plan.reshape(-1, plan.shape[-1]).long()
-        x = self._transform(self.x[flat], augmentation)
+        x = self.problem.data.transform(self.x[flat], augmentation)
         return x.reshape(*rows.shape, *x.shape[1:])
+
+    def losses(self, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """One model's loss on each of its samples."""
+        with autocast(self.device, self.precision):
+            logits = functional_call(self.module, {**params, **self.layout.buffers}, (x,))
+        return nn.functional.cross_entropy(logits.to(x.dtype), y, reduction="none")
 
     def labels(self, rows: Tensor) -> Tensor:
         """Labels for rows of any shape."""
@@ -41,98 +61,98 @@ class Samples:
 
 
 class Lanes:
-    """L clients in training: their parameters, momenta, plans and losses."""
+    """L clients in training: their parameters, momenta and losses."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        module: nn.Module,
-        layout: Layout,
-        samples: Samples,
-        count: int,
-        steps: int,
-        compiled: bool,
-    ) -> None:
-        device, dtype = samples.x.device, problem.data.transform.dtype
-        settings = problem.experiment.federation
-        self.count = count
-        self.params_LP = torch.zeros(count, layout.size, dtype=dtype, device=device)
+    def __init__(self, bench: Bench, count: int, compiled: bool) -> None:
+        device, problem = bench.device, bench.problem
+        self.count, self._bench = count, bench
+        self._settings = problem.experiment.federation
+        batch = self._settings.batch_size
+        self.params_LP = torch.zeros(count + 1, bench.layout.size, dtype=bench.dtype, device=device)
         self.momenta_LP = torch.zeros_like(self.params_LP)
-        self.losses_L = torch.zeros(count, dtype=dtype, device=device)
-        self.at_L = torch.zeros(count, dtype=torch.long, device=device)
-        self.rows_LSB = torch.full((count, steps, settings.batch_size), EMPTY, dtype=torch.int32, device=device)
-        augmented = problem.data.augmented
-        self.plan_LSB5 = torch.zeros(*self.rows_LSB.shape, 5, dtype=torch.int8, device=device) if augmented else None
-        self._lane = torch.arange(count, device=device)
-        self._layout, self._samples, self._settings = layout, samples, settings
-        self._each = vmap(grad_and_value(self._loss(module, problem.experiment.precision)))
-        self._slopes: Callable[..., tuple[Tensor, Tensor]] = (
-            torch.compile(self._gradients, dynamic=False) if compiled else self._gradients
-        )
+        self.losses_L = torch.zeros(count + 1, dtype=bench.dtype, device=device)
+        plan = {"plan": ((count, batch, 5), np.int8)} if problem.data.augmented else {}
+        self.batches = Inbox(device, rows=((count, batch), np.int32), **plan)
+        self._incoming = Inbox(device, lanes=((AT_ONCE,), np.int64), places=((AT_ONCE,), np.int64))
+        weights = torch.zeros(0, dtype=bench.dtype).numpy().dtype
+        self._outgoing = Inbox(
+            device, lanes=((AT_ONCE,), np.int64), places=((AT_ONCE,), np.int64),
+            clients=((AT_ONCE,), np.int64), weights=((AT_ONCE,), weights),
+        )  # fmt: skip
+        self._leaf = self.params_LP.detach().requires_grad_()
+        self._forward: Callable[[], Tensor] = torch.compile(self._losses, dynamic=False) if compiled else self._losses
+        self.batches.there["rows"].fill_(EMPTY)
         self.step: Callable[[], None] = captured(self._step, device)
+        self._take_in: Callable[[], None] = captured(self._fill, device)
+        self._add_up: Callable[[], None] = captured(self._harvest, device)
+        for state in (self.params_LP, self.momenta_LP, self.losses_L, bench.sums_NP):
+            state.zero_()
 
-    def _loss(self, module: nn.Module, precision: str) -> Callable[..., Tensor]:
-        def loss(params: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-            with autocast(x.device, precision):
-                logits = functional_call(module, {**params, **self._layout.buffers}, (x,))
-            each = nn.functional.cross_entropy(logits.to(x.dtype), y, reduction="none")
-            return (each * mask).sum() / mask.sum().clamp(min=1)
+    def fill(self, lanes: Sequence[int], places: Sequence[int]) -> None:
+        """These lanes begin a client each, from the models of the cohorts at these places."""
+        for at in range(0, len(lanes), AT_ONCE):
+            part = slice(at, at + AT_ONCE)
+            letter = self._incoming.here
+            letter["lanes"][:], letter["places"][:] = self.count, len(self._bench.models_NP) - 1
+            count = len(lanes[part])
+            letter["lanes"][:count], letter["places"][:count] = lanes[part], places[part]
+            self._incoming.send()
+            self._take_in()
 
-        return loss
+    def harvest(self, ended: Sequence[tuple[int, int, int, float]]) -> None:
+        """Clients that have ended, as (lane, place, client, weight), join the sums of their cohorts in this order."""
+        for turn in turns(ended):
+            letter = self._outgoing.here
+            letter["lanes"][:], letter["places"][:] = self.count, len(self._bench.sums_NP) - 1
+            letter["clients"][:], letter["weights"][:] = len(self._bench.losses_M) - 1, 0
+            for name, column in zip(("lanes", "places", "clients", "weights"), zip(*turn, strict=True), strict=True):
+                letter[name][: len(turn)] = column
+            self._outgoing.send()
+            self._add_up()
 
-    def _gradients(self, params_LP: Tensor, rows_LB: Tensor, plan_LB5: Tensor | None) -> tuple[Tensor, Tensor]:
-        x = self._samples.inputs(rows_LB, plan_LB5)
-        mask = (rows_LB != EMPTY).to(x.dtype)
-        gradients, losses_L = self._each(self._layout.views(params_LP), x, self._samples.labels(rows_LB), mask)
-        return torch.cat([gradients[name].reshape(self.count, -1) for name in self._layout.names], dim=1), losses_L
+    def _fill(self) -> None:
+        lanes, places = self._incoming.there["lanes"], self._incoming.there["places"]
+        self.params_LP.index_copy_(0, lanes, self._bench.models_NP.index_select(0, places))
+        self.momenta_LP.index_fill_(0, lanes, 0)
+        self.losses_L.index_fill_(0, lanes, 0)
+
+    def _harvest(self) -> None:
+        there, sums = self._outgoing.there, self._bench.sums_NP
+        models_FP = self.params_LP.index_select(0, there["lanes"]).mul_(there["weights"][:, None])
+        sums.index_copy_(0, there["places"], sums.index_select(0, there["places"]).add_(models_FP))
+        self._bench.losses_M.index_copy_(0, there["clients"], self.losses_L.index_select(0, there["lanes"]))
+
+    def _losses(self) -> Tensor:
+        bench, rows_LB = self._bench, self.batches.there["rows"]
+        x = bench.inputs(rows_LB, self.batches.there.get("plan"))
+        mask_LB = (rows_LB != EMPTY).to(x.dtype)
+        params = bench.layout.views(self._leaf[: self.count])
+        losses_LB = vmap(bench.losses)(params, x, bench.labels(rows_LB))
+        return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1)
 
     def _step(self) -> None:
-        at = self.at_L.clamp(max=self.rows_LSB.shape[1] - 1)
-        rows_LB = self.rows_LSB[self._lane, at]
-        plan_LB5 = None if self.plan_LSB5 is None else self.plan_LSB5[self._lane, at]
-        slopes_LP, losses_L = self._slopes(self.params_LP, rows_LB, plan_LB5)
+        losses_L = self._forward()
+        (slopes_LP,) = torch.autograd.grad(losses_L.sum(), self._leaf)  # lanes share nothing: each gets its own
         if self._settings.momentum:
             self.momenta_LP.mul_(self._settings.momentum).add_(slopes_LP)
             slopes_LP = self.momenta_LP
         self.params_LP.sub_(slopes_LP, alpha=self._settings.lr)
-        self.losses_L.add_(losses_L)
-        self.at_L.add_(1)
+        self.losses_L[: self.count].add_(losses_L.detach())
 
 
-class Judge:
-    """Losses of V models at once on validation samples."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        module: nn.Module,
-        layout: Layout,
-        samples: Samples,
-        models: int,
-        batch: int,
-    ) -> None:
-        device, dtype = samples.x.device, problem.data.transform.dtype
-        self.models, self.batch = models, batch
-        self.params_VP = torch.zeros(models, layout.size, dtype=dtype, device=device)
-        self.rows_VB = torch.full((models, batch), EMPTY, dtype=torch.int32, device=device)
-        self.losses_VB = torch.zeros(models, batch, dtype=dtype, device=device)
-        self.plan_VB5 = None
-        if problem.data.augmented and problem.experiment.data.augment_validation:
-            self.plan_VB5 = torch.zeros(models, batch, 5, dtype=torch.int8, device=device)
-
-        def losses(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            with autocast(x.device, problem.experiment.precision):
-                logits = functional_call(module, {**params, **layout.buffers}, (x,))
-            return nn.functional.cross_entropy(logits.to(x.dtype), y, reduction="none")
-
-        each = vmap(losses)
-
-        @torch.no_grad()
-        def look() -> None:
-            x = samples.inputs(self.rows_VB, self.plan_VB5)
-            self.losses_VB.copy_(each(layout.views(self.params_VP), x, samples.labels(self.rows_VB)))
-
-        self.look: Callable[[], None] = captured(look, device)
+def turns(ended: Sequence[tuple[int, int, int, float]]) -> list[list[tuple[int, int, int, float]]]:
+    """Split so that a turn holds every cohort at most once: sums are then added up in one order, always."""
+    split: list[list[tuple[int, int, int, float]]] = []
+    seen: dict[int, int] = {}
+    for client in ended:
+        turn = seen.get(client[1], 0)
+        while turn < len(split) and len(split[turn]) == AT_ONCE:
+            turn += 1
+        if turn == len(split):
+            split.append([])
+        split[turn].append(client)
+        seen[client[1]] = turn + 1
+    return split
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -148,7 +168,8 @@ def captured(work: Callable[[], None], device: torch.device) -> Callable[[], Non
         return work
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's remarks on its own doings
         for _ in range(WARM_UPS):
             work()
     torch.cuda.current_stream(device).wait_stream(side)

@@ -1,0 +1,222 @@
+"""Sessions on their way through the lanes until all have stopped.
+
+When a lane's client has ended its local work, its model is added to its cohort's sum and the lane takes the next client
+that waits, of any cohort. A cohort whose round is complete gets its new model and begins its next round at once, while
+the others go on: the judgement of the model arrives a few steps later, and if it says stop, what was begun is dropped.
+So the host only plans, and the device never waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from cpfl.engines.base import OnRound
+from cpfl.engines.lanes.judging import Judging, Ticket
+from cpfl.engines.lanes.plans import EMPTY, Task, plan_task
+from cpfl.engines.lanes.step import Bench, Lanes
+from cpfl.errors import DivergedError
+from cpfl.federation import local, server
+from cpfl.federation.session import ClientResult, Outcome, Session
+
+AHEAD = {"cuda": 6, "cpu": 0}  # steps that the host may be ahead, and after which a judgement is read: so runs repeat
+
+
+class Round:
+    """A round of one cohort that is under way, or done and not judged yet."""
+
+    def __init__(self, session: Session, number: int, participants: list[int]) -> None:
+        self.session, self.number, self.participants = session, number, participants
+        self.missing = len(participants)
+        self.weight = 0.0
+
+
+class Shift:
+    """The work of one call to `federate`."""
+
+    def __init__(
+        self, bench: Bench, large: Lanes, small: Lanes, judging: Judging, sessions: Sequence[Session], on_round: OnRound
+    ) -> None:
+        self._bench, self._judging, self._on_round = bench, judging, on_round
+        self._large, self._small = large, small
+        self._problem, self._device = bench.problem, bench.device
+        self._settings, self._clients = self._problem.experiment.federation, self._problem.data.clients
+        self._sessions = sessions
+        self._place = {session.cohort: place for place, session in enumerate(sessions)}
+        self._rounds: dict[int, Round] = {}  # the one in training, by cohort
+        self._waiting: deque[Task] = deque()
+        self._judged: deque[tuple[int, list[Round], Ticket]] = deque()
+        self._ahead = AHEAD.get(self._device.type, 0)
+        self._marks: deque[torch.cuda.Event] = deque()
+        self._depth = max(local.steps(self._settings, len(c.training)) for c in self._clients)
+        self._put_to(large)
+        for place, session in enumerate(sessions):
+            bench.models_NP[place] = bench.layout.row(session.model, self._device)
+        bench.sums_NP.zero_()
+
+    def work(self) -> None:
+        """Fill, step, harvest, judge, until nothing is left."""
+        for session in self._sessions:
+            self._open(session, session.round + 1)
+        step = 0
+        while self._rounds or self._judged:
+            self._fill()
+            if self._left.any():
+                self._step()
+                step += 1
+                complete = self._harvest()
+                for at in range(0, len(complete), self._judging.models):
+                    self._judge(step, complete[at : at + self._judging.models])
+            while self._judged and (
+                self._judged[0][0] + self._ahead <= step or not (self._left.any() or self._waiting)
+            ):
+                _, rounds, ticket = self._judged.popleft()
+                self._close(rounds, ticket)
+
+    def _open(self, session: Session, number: int) -> None:
+        """Queue a round's clients, the longest first: they end it."""
+        participants = session.participants(number)
+        if not participants:
+            return
+        self._rounds[session.cohort] = Round(session, number, participants)
+        steps = [(local.steps(self._settings, len(self._clients[client].training)), client) for client in participants]
+        steps.sort(key=lambda pair: -pair[0])
+        self._waiting.extend(Task(session.cohort, client, number, count) for count, client in steps)
+
+    def _put_to(self, lanes: Lanes) -> None:
+        """Work with these lanes from now on; all are idle."""
+        count, batch = lanes.count, self._settings.batch_size
+        self._lanes = lanes
+        self._tasks: list[Task | None] = [None] * count
+        self._left = np.zeros(count, np.int64)  # steps to go, by lane
+        self._at = np.full(count, self._depth)  # the step that comes next; the last row of a plan stays empty
+        self._every = np.arange(count)
+        self._rows_LSB = np.full((count, self._depth + 1, batch), EMPTY, np.int32)
+        self._plan_LSB5 = None
+        if "plan" in lanes.batches.there:
+            self._plan_LSB5 = np.zeros((count, self._depth + 1, batch, 5), np.int8)
+
+    def _fill(self) -> None:
+        """Free lanes take the next clients; few clients move to the small step."""
+        busy = int(np.count_nonzero(self._left))
+        wanted = self._small if busy + len(self._waiting) <= self._small.count else self._large
+        if wanted is not self._lanes:
+            self._move(wanted)
+        free = np.flatnonzero(self._left == 0)[: len(self._waiting)].tolist()
+        if not free:
+            return
+        places = []
+        for lane in free:
+            task = self._waiting.popleft()
+            plan_task(
+                self._problem, task, self._rows_LSB[lane], None if self._plan_LSB5 is None else self._plan_LSB5[lane]
+            )
+            self._tasks[lane], self._left[lane], self._at[lane] = task, task.steps, 0
+            places.append(self._place[task.cohort])
+        self._lanes.fill(free, places)
+
+    def _move(self, wanted: Lanes) -> None:
+        """Carry the clients in training over to lanes of the other count."""
+        before, busy = self._lanes, np.flatnonzero(self._left)
+        tasks, left, at = [self._tasks[lane] for lane in busy], self._left[busy], self._at[busy]
+        rows, plans = self._rows_LSB[busy], None if self._plan_LSB5 is None else self._plan_LSB5[busy]
+        self._put_to(wanted)
+        count = len(busy)
+        self._tasks[:count], self._left[:count], self._at[:count] = tasks, left, at
+        self._rows_LSB[:count] = rows
+        if self._plan_LSB5 is not None and plans is not None:
+            self._plan_LSB5[:count] = plans
+        source = torch.from_numpy(busy).to(self._device)
+        for name in ("params_LP", "momenta_LP", "losses_L"):
+            getattr(wanted, name)[:count] = getattr(before, name)[source]
+
+    def _step(self) -> None:
+        letter = self._lanes.batches.here
+        letter["rows"][:] = self._rows_LSB[self._every, self._at]
+        if self._plan_LSB5 is not None:
+            letter["plan"][:] = self._plan_LSB5[self._every, self._at]
+        self._lanes.batches.send()
+        self._lanes.step()
+        if self._device.type == "cuda":
+            mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            mark.record()
+            self._marks.append(mark)
+            if len(self._marks) > self._ahead:
+                self._marks.popleft().synchronize()
+
+    def _harvest(self) -> list[Round]:
+        """Add the models of clients that have ended to their cohorts' sums; the rounds that this completes."""
+        busy = self._left > 0
+        self._left[busy] -= 1
+        self._at[busy] += 1
+        ended, complete = [], []
+        for lane in np.flatnonzero(busy & (self._left == 0)).tolist():
+            task = self._tasks[lane]
+            assert task is not None
+            self._free(lane)
+            round = self._rounds[task.cohort]
+            weight = server.weight(self._settings.weights, len(self._clients[task.client].training))
+            ended.append((lane, self._place[task.cohort], task.client, weight))
+            round.weight += weight
+            round.missing -= 1
+            if round.missing == 0:
+                complete.append(round)
+        if ended:
+            self._lanes.harvest(ended)
+        return complete
+
+    def _free(self, lane: int) -> None:
+        self._tasks[lane], self._left[lane], self._at[lane] = None, 0, self._depth
+
+    def _judge(self, step: int, complete: list[Round]) -> None:
+        """Have the new models made and judged, and begin the next rounds in the meantime."""
+        asked = [(self._place[r.session.cohort], r.weight, r.participants, r.number) for r in complete]
+        self._judged.append((step, complete, self._judging.start(asked)))
+        for round in complete:
+            del self._rounds[round.session.cohort]
+            self._open(round.session, round.number + 1)
+
+    def _close(self, rounds: list[Round], ticket: Ticket) -> None:
+        """Tell the sessions; what one that stops has begun is dropped."""
+        verdicts, losses = ticket.read()
+        at = 0
+        for k, round in enumerate(rounds):
+            mine = losses[at : at + len(round.participants)]
+            at += len(round.participants)
+            session = round.session
+            if session.stopped:
+                continue
+            results = self._results(round, mine.tolist(), verdicts[k])
+            model = self._bench.layout.state(ticket.models_VP[k])
+            self._on_round(session, session.close_round(Outcome(model, results)))
+            if session.stopped:
+                self._drop(session.cohort)
+            elif session.cohort not in self._rounds and not self._under_way(session):
+                self._open(session, session.round + 1)
+
+    def _results(self, round: Round, losses: list[float], verdict: dict[int, float]) -> list[ClientResult]:
+        results = []
+        for client, total in zip(round.participants, losses, strict=True):
+            size = len(self._clients[client].training)
+            steps = local.steps(self._settings, size)
+            loss, value = total / steps, verdict.get(client)
+            for number in (loss, value):
+                if number is not None and not math.isfinite(number):
+                    raise DivergedError(round.session.cohort, client, round.number, number)
+            results.append(ClientResult(client, local.samples(self._settings, size), steps, loss, value))
+        return results
+
+    def _under_way(self, session: Session) -> bool:
+        return any(round.session is session for _, rounds, _ in self._judged for round in rounds)
+
+    def _drop(self, cohort: int) -> None:
+        """Forget what a cohort that has stopped had begun."""
+        if self._rounds.pop(cohort, None) is not None:
+            self._waiting = deque(task for task in self._waiting if task.cohort != cohort)
+            for lane, task in enumerate(self._tasks):
+                if task is not None and task.cohort == cohort:
+                    self._free(lane)
