@@ -141,6 +141,13 @@ def seed_torch(seed: int, purpose: str, *address: int) -> None:
     torch.manual_seed(int(stream(seed, purpose, *address).integers(2**63)))
 
 
+def choose_arithmetic(precision: str) -> None:
+    """How a GPU computes from now on: exactly, or with TF32 where bf16 does not do it already."""
+    exact = precision in ("float32", "float64")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not exact
+    torch.backends.cudnn.benchmark = True  # by default a grouped convolution runs group after group
+
+
 def threads_for(state: State) -> AbstractContextManager[None]:
     """All cores where convolutions make the work worth sharing out, else one: always the same for the same model."""
     return threads(torch.get_num_threads() if any(value.dim() > 2 for value in state.values()) else 1)

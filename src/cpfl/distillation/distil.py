@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cpfl import models
 from cpfl.data.transform import draw_plan
 from cpfl.distillation.student import EpochRecord, teach
-from cpfl.distillation.targets import contribution, joined, logits_of
+from cpfl.distillation.targets import Chunks, Numbers, contribution, joined, logits_of
 from cpfl.distillation.weights import class_weights, cohort_counts
 from cpfl.experiment import Distillation
 from cpfl.models import State
@@ -52,21 +52,22 @@ def distil(
     began = time.perf_counter()
     data, seed = problem.data, problem.experiment.seed
     dtype = data.transform.dtype
-    teacher = models.fresh(problem.build, seed, "init", dtype).to(device)
+    models.choose_arithmetic(problem.experiment.precision)
+    numbers = Numbers(device, problem.experiment.precision == "bf16")
+    teacher = _placed(models.fresh(problem.build, seed, "init", dtype), device)
     weights_NC = class_weights(cohort_counts(data.counts, problem.plan), settings.weights, cohorts)
     x_test = torch.as_tensor(data.test.x).to(device)
     y_test = torch.as_tensor(data.test.y).to(device)
 
-    def test_inputs(rows: slice) -> Tensor:
-        return data.transform(x_test[rows])
+    test_inputs = Chunks(len(x_test), lambda rows: data.transform(x_test[rows]), numbers)
 
     def accuracy(module: nn.Module) -> float:
-        return per_cent(logits_of(module, len(x_test), test_inputs), y_test)
+        return per_cent(logits_of(module, test_inputs), y_test)
 
     teacher_accuracies, ensemble = [], torch.zeros(len(x_test), data.classes, dtype=dtype, device=device)
     for state, weight_C in zip(teachers(), weights_NC, strict=True):
         teacher.load_state_dict(state)
-        logits_TC = logits_of(teacher, len(x_test), test_inputs)
+        logits_TC = logits_of(teacher, test_inputs)
         teacher_accuracies.append(per_cent(logits_TC, y_test))
         ensemble += contribution(logits_TC, settings) * torch.as_tensor(weight_C, dtype=dtype, device=device)
 
@@ -74,27 +75,27 @@ def distil(
     if len(cohorts) == 1:
         student = teacher  # as it was loaded last
     else:
-        student = models.fresh(problem.build_student, seed, "student", dtype).to(device)
-        views = _Views(problem, teacher, teachers, weights_NC, settings, device)
+        student = _placed(models.fresh(problem.build_student, seed, "student", dtype), device)
+        views = _Views(problem, teacher, teachers, weights_NC, settings, numbers)
 
         def remember(record: EpochRecord) -> None:
             epochs.append(record)
             on_epoch(record)
 
-        teach(student, settings, seed, len(data.public), views.batch, accuracy, remember)
+        teach(student, settings, numbers, seed, len(data.public), views, accuracy, remember)
         seconds = time.perf_counter() - began
 
-    correct = logits_of(student, len(x_test), test_inputs).argmax(dim=1).eq(y_test).cpu().numpy()
+    correct = logits_of(student, test_inputs).argmax(dim=1).eq(y_test).cpu().numpy()
     by_class = _by_class(correct, y_test.cpu().numpy(), data.classes)
     student_accuracy = 100 * float(correct.mean())
     return Distilled(
-        student=models.state_of(student),
+        student={name: value.contiguous() for name, value in models.state_of(student).items()},
         teacher_accuracies=teacher_accuracies,
         ensemble_accuracy=per_cent(ensemble, y_test),
         student_accuracy=student_accuracy,
         best_epoch_accuracy=max((e.accuracy for e in epochs), default=student_accuracy),
         class_accuracies=by_class,
-        client_accuracies=_by_client(problem, student, device, by_class),
+        client_accuracies=_by_client(problem, student, numbers, by_class),
         seconds=seconds,
     )
 
@@ -113,44 +114,58 @@ class _Views:
         teachers: Teachers,
         weights_NC: NDArray[np.float64],
         settings: Distillation,
-        device: torch.device,
+        numbers: Numbers,
     ) -> None:
-        self._data, self._seed, self._settings, self._device = problem.data, problem.experiment.seed, settings, device
+        self._data, self._seed, self._settings, self._numbers = (
+            problem.data,
+            problem.experiment.seed,
+            settings,
+            numbers,
+        )
         self._teacher, self._teachers, self._weights = teacher, teachers, weights_NC
-        self._x = torch.as_tensor(problem.data.public.x).to(device)
-        self._targets: dict[int, Tensor] = {}
-        self._plans: dict[int, Tensor | None] = {}
+        self._x = torch.as_tensor(problem.data.public.x).to(numbers.device)
+        self._known: dict[int, Tensor] = {}  # targets by view
+        self._targets: Tensor | None = None  # of this epoch, always in the same place: a captured graph reads it
+        self._plan: Tensor | None = None
 
-    def batch(self, epoch: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The student's inputs and targets for these rows in this epoch."""
+    def begin(self, epoch: int) -> None:
+        """Make the views and targets of this epoch ready."""
         if self._settings.recipe == "paper":
             seen, labelled = epoch + 1, 0
         else:
             seen = labelled = epoch % self._settings.views
-        plan = self._plan(seen)
-        inputs = self._data.public_transform(self._x[rows], None if plan is None else plan[rows])
-        return inputs, self._target(labelled)[rows]
+        if labelled not in self._known:
+            self._known[labelled] = self._joined(labelled)
+        self._targets = _same_place(self._targets, self._known[labelled])
+        if self._data.augmented:
+            self._plan = _same_place(self._plan, self._drawn(seen))
 
-    def _plan(self, view: int) -> Tensor | None:
-        if not self._data.augmented:
-            return None
-        if view not in self._plans:
-            if self._settings.recipe == "paper":
-                self._plans.clear()  # a view is seen in one epoch only
-            plan = draw_plan(stream(self._seed, "view", view), len(self._x), self._data.train.shape)
-            self._plans[view] = torch.from_numpy(plan).to(self._device)
-        return self._plans[view]
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The student's inputs and targets for these rows."""
+        assert self._targets is not None, "an epoch has begun"
+        return self._inputs(rows, self._plan), self._targets[rows]
 
-    def _target(self, view: int) -> Tensor:
-        if view not in self._targets:
-            plan = self._plan(view)
+    def _inputs(self, rows: Tensor | slice, plan: Tensor | None) -> Tensor:
+        return self._data.public_transform(self._x[rows], None if plan is None else plan[rows])
 
-            def inputs(rows: slice) -> Tensor:
-                return self._data.public_transform(self._x[rows], None if plan is None else plan[rows])
+    def _drawn(self, view: int) -> Tensor:
+        plan = draw_plan(stream(self._seed, "view", view), len(self._x), self._data.train.shape)
+        return torch.from_numpy(plan).to(self._numbers.device)
 
-            count, settings = len(self._x), self._settings
-            self._targets[view] = joined(self._teacher, self._teachers(), self._weights, count, inputs, settings)
-        return self._targets[view]
+    def _joined(self, view: int) -> Tensor:
+        plan = self._drawn(view) if self._data.augmented else None
+        inputs = Chunks(len(self._x), lambda rows: self._inputs(rows, plan), self._numbers)
+        return joined(self._teacher, self._teachers(), self._weights, inputs, self._settings)
+
+
+def _same_place(held: Tensor | None, value: Tensor) -> Tensor:
+    return value.clone() if held is None else held.copy_(value)
+
+
+def _placed(module: nn.Module, device: torch.device) -> nn.Module:
+    """On the device, its weights in the order that is fastest there."""
+    module = module.to(device)
+    return module.to(memory_format=torch.channels_last) if device.type == "cuda" else module  # type: ignore[call-overload]
 
 
 def per_cent(scores_TC: Tensor, y_T: Tensor) -> float:
@@ -165,16 +180,17 @@ def _by_class(correct: NDArray[np.bool_], y: NDArray[np.int64], classes: int) ->
 
 
 def _by_client(
-    problem: Problem, student: nn.Module, device: torch.device, by_class: Sequence[float | None]
+    problem: Problem, student: nn.Module, numbers: Numbers, by_class: Sequence[float | None]
 ) -> list[dict[str, Any]]:
     """What the global model is worth to each client: on the samples it held back, and by its mix of labels."""
     data = problem.data
     assert data.train.y is not None
     held = np.concatenate([c.validation for c in data.clients])
-    x = torch.as_tensor(data.train.x[held]).to(device)
+    x = torch.as_tensor(data.train.x[held]).to(numbers.device)
     right = np.zeros(0, np.bool_)
     if len(held):
-        answers = logits_of(student, len(held), lambda rows: data.transform(x[rows])).argmax(dim=1).cpu().numpy()
+        inputs = Chunks(len(held), lambda rows: data.transform(x[rows]), numbers)
+        answers = logits_of(student, inputs).argmax(dim=1).cpu().numpy()
         right = answers == data.train.y[held]
     owner = np.repeat(np.arange(len(data.clients)), [len(c.validation) for c in data.clients])
     tested = np.array([a is not None for a in by_class])  # a class that the test set lacks says nothing

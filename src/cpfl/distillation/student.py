@@ -5,18 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cpfl import models
+from cpfl.distillation.targets import Numbers
 from cpfl.errors import CpflError, ModelError
 from cpfl.experiment import Distillation
 from cpfl.randomness import stream
 
-Batch = Callable[[int, Tensor], tuple[Tensor, Tensor]]
-"""(epoch, rows of the public set) -> the student's inputs and their targets."""
+WARM_UPS = 3  # plain steps before the step becomes a graph
+
+
+class Lesson(Protocol):
+    """What the student is shown, epoch by epoch. Tensors that `batch` reads keep their place in memory."""
+
+    def begin(self, epoch: int) -> None:
+        """Make the views and targets of this epoch ready."""
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The student's inputs and targets for these rows of the public set."""
 
 
 @dataclass(frozen=True)
@@ -31,31 +42,75 @@ class EpochRecord:
 def teach(
     student: nn.Module,
     settings: Distillation,
+    numbers: Numbers,
     seed: int,
     samples: int,
-    batch: Batch,
+    lesson: Lesson,
     accuracy: Callable[[nn.Module], float],
     on_epoch: Callable[[EpochRecord], None],
 ) -> None:
     """Adam on the public samples, epoch after epoch, each in its own order."""
-    optimizer = torch.optim.Adam(student.parameters(), settings.lr)
     device = next(student.parameters()).device
+    step = Step(student, settings, numbers, lesson)
     for epoch in range(settings.epochs):
         student.train()
+        lesson.begin(epoch)
         order = torch.from_numpy(stream(seed, "distill", epoch).permutation(samples)).to(device)
-        total = torch.zeros((), device=device)
+        step.total.zero_()
         with torch.random.fork_rng():
             models.seed_torch(seed, "model-epoch", epoch)
             for rows in torch.split(order, settings.batch_size):
-                inputs, targets = batch(epoch, rows)
-                loss = distance(_answer(student, inputs), targets, settings)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                total += loss.detach() * len(rows)
-        if not math.isfinite(total.item()):
-            raise CpflError(f"the student's loss became {total.item()} in epoch {epoch + 1}: lower distillation.lr")
-        on_epoch(EpochRecord(epoch + 1, total.item() / samples, accuracy(student)))
+                step(rows)
+        total = step.total.item()
+        if not math.isfinite(total):
+            raise CpflError(f"the student's loss became {total} in epoch {epoch + 1}: lower distillation.lr")
+        on_epoch(EpochRecord(epoch + 1, total / samples, accuracy(student)))
+
+
+class Step:
+    """One batch of distillation; on a GPU a graph from the fourth on, except for a last batch that is short."""
+
+    def __init__(self, student: nn.Module, settings: Distillation, numbers: Numbers, lesson: Lesson) -> None:
+        device = next(student.parameters()).device
+        self._student, self._settings, self._numbers, self._lesson = student, settings, numbers, lesson
+        self._on_gpu = device.type == "cuda"
+        self._optimizer = torch.optim.Adam(student.parameters(), settings.lr, capturable=self._on_gpu)
+        self._rows = torch.zeros(settings.batch_size, dtype=torch.int64, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._done = 0
+        self.total = torch.zeros((), device=device)  # of the epoch: loss times samples
+
+    def __call__(self, rows: Tensor) -> None:
+        """Learn from these rows of the public set."""
+        if not self._on_gpu or len(rows) < len(self._rows):
+            self._work(rows)
+            return
+        self._rows.copy_(rows)
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._done < WARM_UPS:
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._work(self._rows)
+            torch.cuda.current_stream().wait_stream(side)
+            self._done += 1
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._work(self._rows)
+            self._graph = graph
+            graph.replay()
+
+    def _work(self, rows: Tensor) -> None:
+        inputs, targets = self._lesson.batch(rows)
+        with self._numbers.arithmetic():
+            answer = _answer(self._student, inputs)
+        loss = distance(answer.to(targets.dtype), targets, self._settings)
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self.total += loss.detach() * len(rows)
 
 
 def _answer(student: nn.Module, inputs: Tensor) -> Tensor:

@@ -5,7 +5,9 @@ Axes: N cohorts, T samples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,16 +17,56 @@ from torch import Tensor, nn
 from cpfl.experiment import Distillation
 from cpfl.models import State
 
-CHUNK = 1024  # samples in one forward pass
+CHUNK = {"cuda": 4096}  # samples in one forward pass; elsewhere 1024
+KEPT = 2**30  # bytes of inputs that are kept for the next teacher instead of being made again
+
 Inputs = Callable[[slice], Tensor]
 """The model inputs at these positions, made when they are needed."""
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """The arithmetic of forward and backward passes: bf16 where the experiment says so, else as the tensors are."""
+
+    device: torch.device
+    bf16: bool
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """A stretch of this arithmetic."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+
+
+class Chunks:
+    """Inputs in the pieces that a forward pass takes, kept where they are few."""
+
+    def __init__(self, count: int, inputs: Inputs, numbers: Numbers) -> None:
+        self.numbers, size = numbers, CHUNK.get(numbers.device.type, 1024)
+        self._parts = [slice(at, min(at + size, count)) for at in range(0, count, size)]
+        self._inputs = inputs
+        self._kept: list[Tensor] | None = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self._kept is None:
+            kept, size = list[Tensor](), 0
+            for part in self._parts:
+                inputs = self._inputs(part)
+                size += inputs.nbytes
+                if size <= KEPT:
+                    kept.append(inputs)
+                yield inputs
+            self._kept = kept if size <= KEPT else []
+        elif self._kept:
+            yield from self._kept
+        else:
+            yield from map(self._inputs, self._parts)
+
+
 @torch.no_grad()
-def logits_of(module: nn.Module, count: int, inputs: Inputs) -> Tensor:
-    """A model's logits on `count` samples, (T, C)."""
+def logits_of(module: nn.Module, inputs: Chunks) -> Tensor:
+    """A model's logits on all these inputs, (T, C)."""
     module.eval()
-    return torch.cat([module(inputs(slice(at, min(at + CHUNK, count)))) for at in range(0, count, CHUNK)])
+    with inputs.numbers.arithmetic():
+        return torch.cat([module(x).to(x.dtype) for x in inputs])
 
 
 def contribution(logits_TC: Tensor, settings: Distillation) -> Tensor:
@@ -36,15 +78,14 @@ def joined(
     module: nn.Module,
     teachers: Iterable[State],
     weights_NC: NDArray[np.float64],
-    count: int,
-    inputs: Inputs,
+    inputs: Chunks,
     settings: Distillation,
 ) -> Tensor:
     """z̃ = Σ_i p_i ⊙ z_i, one teacher after the other: never N × T × C numbers at once."""
     total: Tensor | None = None
     for state, weight_C in zip(teachers, weights_NC, strict=True):
         module.load_state_dict(state)
-        part = contribution(logits_of(module, count, inputs), settings)
+        part = contribution(logits_of(module, inputs), settings)
         part = part * torch.as_tensor(weight_C, dtype=part.dtype, device=part.device)
         total = part if total is None else total + part
     assert total is not None, "there is always a teacher"

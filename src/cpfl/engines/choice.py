@@ -1,4 +1,4 @@
-"""Which engine does the work: lanes on a GPU, the plain one elsewhere and for models that lanes cannot train."""
+"""Which engine does the work: lanes on a GPU, workers on a CPU; the plain one for models that lanes cannot train."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from cpfl import models
 from cpfl.engines.base import Engine
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.reference import ReferenceEngine
+from cpfl.engines.workers import WorkerEngine
+from cpfl.errors import SettingError
 from cpfl.problem import Problem
 
-NAMES = ("auto", "reference", "lanes")
+NAMES = ("auto", "reference", "workers", "lanes")
 
 
-def engine(name: str, problem: Problem, device: torch.device, note: Callable[[str], None]) -> Engine:
-    """The engine of this name; auto takes lanes where there is a GPU."""
-    if name == "reference" or (name == "auto" and device.type != "cuda"):
+def engine(name: str, problem: Problem, device: torch.device, note: Callable[[str], None], workers: int = 0) -> Engine:
+    """The engine of this name; auto takes lanes where there is a GPU, else workers on all cores."""
+    if name == "reference":
         return ReferenceEngine(problem, device)
+    if name == "workers" or (name == "auto" and device.type != "cuda"):
+        if device.type != "cpu":
+            raise SettingError("engine workers trains on the CPU: it goes with --device cpu")
+        return WorkerEngine(problem, workers)
     obstacle = why_not_lanes(problem)
     if obstacle:
         note(f"this model cannot train in lanes, one client at a time instead: {obstacle}")

@@ -28,9 +28,7 @@ class LaneEngine:
 
     def __init__(self, problem: Problem, device: torch.device, lanes: int = 0) -> None:
         experiment = problem.experiment
-        exact = experiment.precision in ("float32", "float64")
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not exact
-        torch.backends.cudnn.benchmark = True  # by default a grouped convolution runs group after group
+        models.choose_arithmetic(experiment.precision)
         module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype).to(device).train()
         self._bench = Bench(problem, module, Layout.of(module), device)
         at_once = lanes or self.default_lanes(problem, device)

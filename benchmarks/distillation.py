@@ -1,0 +1,58 @@
+"""How long does distilling take? Teachers are untrained: their arithmetic is the same.
+
+python benchmarks/distillation.py --data DIR --out results/distillation.json 16 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from cpfl import experiment_file, models
+from cpfl.data.federated import Given
+from cpfl.distillation.distil import distil
+from cpfl.problem import prepare
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--images", type=int, default=40_000)
+    parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("cases", nargs="+", type=int, help="numbers of teachers")
+    words = parser.parse_args()
+    device = torch.device(words.device)
+    rows = []
+    for teachers in words.cases:
+        rule = {"cohorts": teachers, "data.public_size": words.images, "distillation.epochs": words.epochs}
+        experiment = experiment_file.with_settings(experiment_file.load("cifar10", words.set), rule)
+        problem = prepare(experiment, [words.data], Given())
+        states = [models.state_of(models.fresh(problem.build, seed, "init", torch.float32)) for seed in range(teachers)]
+        began = time.perf_counter()
+        outcome = distil(
+            problem, lambda: iter(states), range(teachers), experiment.distillation, device, lambda record: None
+        )
+        row = {
+            "teachers": teachers,
+            "images": len(problem.data.public),
+            "epochs": words.epochs,
+            "precision": experiment.precision,
+            "seconds": time.perf_counter() - began,
+            "accuracy": outcome.student_accuracy,
+        }
+        rows.append(row)
+        print(row, flush=True)
+        name = torch.cuda.get_device_name() if device.type == "cuda" else device.type
+        about = {"machine": name, "torch": torch.__version__, "settings": words.set}
+        words.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The engine of a CPU: every core trains clients, of any cohort, with no barrier between cohorts.
+
+Results do not depend on the number of workers: a client's arithmetic is its own, and models are added up in the order
+of the clients, whoever ends first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from cpfl.engines.base import OnRound
+from cpfl.engines.workers.crew import Crew, Job, can_fork, cores
+from cpfl.errors import DivergedError
+from cpfl.federation import local, server
+from cpfl.federation.session import ClientResult, Outcome, Session
+from cpfl.problem import Problem
+
+TOGETHER = 512  # validation samples that are judged in one job
+
+
+class WorkerEngine:
+    """Trains clients on all cores, or on `workers` of them."""
+
+    name = "workers"
+
+    def __init__(self, problem: Problem, workers: int = 0) -> None:
+        self._problem = problem
+        wanted = min(workers or cores(), problem.experiment.clients)
+        self._crew = Crew(problem, wanted if can_fork() else 1)
+
+    def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
+        """Do all rounds of all sessions."""
+        crew = self._crew
+        crew.waiting.clear()
+        rounds = {session.cohort: Round(self._problem, crew, session) for session in sessions if not session.stopped}
+
+        def on_done(job: Job, answer: float | list[float], slot: int) -> None:
+            round = rounds[job.place]
+            if job.kind == "train":
+                assert isinstance(answer, float)
+                round.trained(job.clients[0], answer, slot)
+            else:
+                assert isinstance(answer, list)
+                round.judged(job.clients, answer)
+            if round.complete:
+                session = round.session
+                on_round(session, session.close_round(round.outcome()))
+                if not session.stopped:
+                    rounds[session.cohort] = Round(self._problem, crew, session)
+
+        crew.work(on_done)
+
+
+class Round:
+    """A round of one cohort that is under way: first its clients train, then they judge what came of it."""
+
+    def __init__(self, problem: Problem, crew: Crew, session: Session) -> None:
+        self.session, self._problem, self._crew = session, problem, crew
+        self._settings, self._clients = problem.experiment.federation, problem.data.clients
+        self._work = session.open_round()
+        crew.places.put(session.cohort, self._work.model)
+        self._losses: dict[int, float] = {}
+        self._validation: dict[int, float] = {}
+        self._to_judge = 0
+        self._sum: Tensor | None = None
+        self._wholes: Tensor | None = None
+        self._weight = 0.0
+        self._order = list(self._work.participants)  # clients whose models are still to be added, in this order
+        self._early: dict[int, tuple[Tensor, Tensor]] = {}  # models that came before their turn
+        longest_first = sorted(self._work.participants, key=lambda client: -self._size(client))
+        crew.waiting.extend(Job("train", session.cohort, (c,), self._work.round) for c in longest_first)
+
+    @property
+    def complete(self) -> bool:
+        """All have trained and judged."""
+        return not self._order and self._to_judge == 0
+
+    def trained(self, client: int, loss: float, slot: int) -> None:
+        """A client's model lies in a slot; the last one makes the cohort's new model."""
+        self._check(client, loss)
+        self._losses[client] = loss
+        self._early[client] = (self._crew.slots.floats_KP[slot], self._crew.slots.wholes_KQ[slot])
+        while self._order and self._order[0] in self._early:
+            self._add(self._order[0], *self._early.pop(self._order.pop(0)))
+        if client in self._early:  # the slot is needed for others
+            self._early[client] = tuple(part.clone() for part in self._early[client])  # type: ignore[assignment]
+        if not self._order:
+            self._aggregate()
+
+    def _add(self, client: int, floats_P: Tensor, wholes_Q: Tensor) -> None:
+        weight = server.weight(self._settings.weights, self._size(client))
+        if self._sum is None:
+            self._sum, self._wholes = floats_P * weight, wholes_Q.clone()  # counters stay the first client's
+        else:
+            self._sum.add_(floats_P, alpha=weight)
+        self._weight += weight
+
+    def _aggregate(self) -> None:
+        assert self._sum is not None
+        assert self._wholes is not None
+        places, cohort = self._crew.places, self.session.cohort
+        places.floats_KP[cohort].copy_(self._sum / self._weight)
+        places.wholes_KQ[cohort].copy_(self._wholes)
+        group, samples, jobs = list[int](), 0, list[Job]()
+        for client in self._work.participants:
+            held = len(self._clients[client].validation)
+            if held:
+                group.append(client)
+                samples += held
+            if group and (samples >= TOGETHER or client == self._work.participants[-1]):
+                jobs.append(Job("judge", cohort, tuple(group), self._work.round))
+                group, samples = [], 0
+        self._to_judge = len(jobs)
+        self._crew.waiting.extendleft(reversed(jobs))  # first: a cohort waits for them
+
+    def judged(self, clients: Sequence[int], losses: Sequence[float]) -> None:
+        """Some clients have judged the new model."""
+        for client, loss in zip(clients, losses, strict=True):
+            self._check(client, loss)
+            self._validation[client] = loss
+        self._to_judge -= 1
+
+    def outcome(self) -> Outcome:
+        """What the session is told."""
+        model = self._crew.places.get(self.session.cohort, self._work.model)
+        results = []
+        for client in self._work.participants:
+            size = self._size(client)
+            samples, steps = local.samples(self._settings, size), local.steps(self._settings, size)
+            results.append(ClientResult(client, samples, steps, self._losses[client], self._validation.get(client)))
+        return Outcome(model, results)
+
+    def _check(self, client: int, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise DivergedError(self.session.cohort, client, self._work.round, loss)
+
+    def _size(self, client: int) -> int:
+        return len(self._clients[client].training)

@@ -1,0 +1,71 @@
+"""A model as two rows of numbers, one of floats and one of integers: rows lie in memory that processes share.
+
+Axes: P floating-point numbers of a model, Q whole ones (counters, such as BatchNorm's).
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cpfl.models import State
+
+
+@dataclass(frozen=True)
+class Form:
+    """Where each tensor of a state lies in its row."""
+
+    floats: dict[str, torch.Size]
+    wholes: dict[str, torch.Size]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, state: State, dtype: torch.dtype) -> Form:
+        """The form of a model's state."""
+        floats = {name: value.shape for name, value in state.items() if value.is_floating_point()}
+        wholes = {name: value.shape for name, value in state.items() if not value.is_floating_point()}
+        return cls(floats, wholes, dtype)
+
+    def rows(self, count: int) -> Rows:
+        """So many models, in memory that is shared with processes forked later."""
+        sizes = [sum(shape.numel() for shape in part.values()) for part in (self.floats, self.wholes)]
+        return Rows(self, _shared(count, sizes[0], self.dtype), _shared(count, sizes[1], torch.int64))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Models by number."""
+
+    form: Form
+    floats_KP: Tensor
+    wholes_KQ: Tensor
+
+    def views(self, row: int) -> State:
+        """A model's tensors by name, sharing its memory; whole numbers may be of another type than the model's."""
+        found: State = {}
+        for values, shapes in ((self.floats_KP[row], self.form.floats), (self.wholes_KQ[row], self.form.wholes)):
+            at = 0
+            for name, shape in shapes.items():
+                found[name] = values[at : at + shape.numel()].view(shape)
+                at += shape.numel()
+        return found
+
+    def put(self, row: int, state: State) -> None:
+        """Write a model down."""
+        for name, value in self.views(row).items():
+            value.copy_(state[name])
+
+    def get(self, row: int, like: State) -> State:
+        """A copy of a model, its tensors of the types that they have in `like`."""
+        found = self.views(row)
+        return {name: found[name].to(value.dtype, copy=True) for name, value in like.items()}
+
+
+def _shared(count: int, size: int, dtype: torch.dtype) -> Tensor:
+    length = max(1, count * size) * dtype.itemsize
+    memory = np.frombuffer(mmap.mmap(-1, length), np.uint8)  # anonymous: no file, no limit on such files
+    return torch.from_numpy(memory)[: count * size * dtype.itemsize].view(dtype).view(count, size)

@@ -1,0 +1,151 @@
+"""What a worker does: train one client, or judge a model by some clients' validation samples.
+
+The arithmetic of the reference engine in the order that is fastest on a CPU: channels last, parameters and momentum as
+one row, bf16 where the experiment says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cpfl import models
+from cpfl.engines.workers.form import Form, Rows
+from cpfl.errors import ModelError
+from cpfl.federation import local
+from cpfl.problem import Problem
+
+CHUNK = 1024  # validation samples in one forward pass
+
+
+class Trainer:
+    """A model to train with, and the data."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, experiment = problem, problem.experiment
+        self._x, self._y = torch.as_tensor(problem.data.train.x), torch.as_tensor(problem.data.train.y)
+        self._module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype)
+        self._bf16 = experiment.precision == "bf16"
+        self._form = models_form(problem)
+        self._row = self._form.rows(1)
+        state = self._row.views(0)
+        for name, value in self._module.named_parameters():
+            value.data = state[name]
+        self._parameters = list(self._module.parameters())
+        own = {name for name, _ in self._module.named_parameters()}
+        self._places = _places(self._form.floats, own)
+        self._others = {name: value for name, value in state.items() if name not in own}  # buffers, second names
+
+    def train(self, start: Rows, place: int, into: Rows, slot: int, client: int, round: int) -> float:
+        """A client's round from a cohort's model; its own model goes into a slot. The mean loss over its steps."""
+        experiment, settings = self._problem.experiment, self._problem.experiment.federation
+        self._load(start, place)
+        size = len(self._problem.data.clients[client].training)
+        chosen = local.batches(settings, size, experiment.seed, client, round)
+        x, y = self._training_inputs(client, round, np.concatenate(chosen))
+        self._module.train()
+        models.seed_torch(experiment.seed, "model", client, round)
+        momentum: Tensor | None = None
+        weights = self._row.floats_KP[0]
+        losses, at = [], 0
+        for batch in chosen:
+            part = slice(at, at + len(batch))
+            at += len(batch)
+            loss = nn.functional.cross_entropy(self._forward(x[part], client), y[part])
+            slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
+            slope = torch.cat([part.reshape(-1) for part in slopes])
+            if settings.momentum:
+                slope = momentum = slope if momentum is None else momentum.mul_(settings.momentum).add_(slope)
+            with torch.no_grad():
+                if self._places is None:
+                    weights.sub_(slope, alpha=settings.lr)
+                else:  # floating-point buffers lie between the parameters
+                    weights.index_add_(0, self._places, slope, alpha=-settings.lr)
+            losses.append(loss.detach())
+        self._keep(into, slot)
+        return torch.stack(losses).mean().item()
+
+    @torch.no_grad()
+    def judge(self, model: Rows, place: int, clients: Sequence[int], round: int) -> list[float]:
+        """The mean validation loss of a cohort's model for each of these clients, all of which have samples."""
+        data, seed = self._problem.data, self._problem.experiment.seed
+        self._load(model, place)
+        self._module.eval()
+        held = [data.clients[client].validation for client in clients]
+        rows = np.concatenate(held)
+        plan = None
+        if data.augmented and self._problem.experiment.data.augment_validation:
+            drawn = [
+                local.validation_augmentation(len(part), data.train.shape, seed, client, round)
+                for client, part in zip(clients, held, strict=True)
+            ]
+            plan = torch.from_numpy(np.concatenate(drawn))
+        losses = []
+        for at in range(0, len(rows), CHUNK):
+            part = slice(at, at + CHUNK)
+            x = data.transform(self._x[rows[part]], None if plan is None else plan[part])
+            logits = self._forward(_fast(x), clients[0])
+            losses.append(nn.functional.cross_entropy(logits, self._y[rows[part]], reduction="none").double())
+        each = torch.split(torch.cat(losses), [len(part) for part in held])
+        return [float(values.mean()) for values in each]
+
+    def _forward(self, x: Tensor, client: int) -> Tensor:
+        try:
+            with torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
+                logits: Tensor = self._module(x)
+        except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
+            raise ModelError(
+                f"the model cannot train on a batch of {len(x)} (client {client}): {models.first_line(error)}"
+            ) from None
+        return logits.to(x.dtype)
+
+    def _training_inputs(
+        self, client: int, round: int, order: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> tuple[Tensor, Tensor]:
+        data = self._problem.data
+        rows = data.clients[client].training[order]
+        plan = None
+        if data.augmented:
+            seed = self._problem.experiment.seed
+            plan = torch.from_numpy(local.augmentation(len(order), data.train.shape, seed, client, round))
+        return _fast(data.transform(self._x[rows], plan)), self._y[rows]
+
+    def _load(self, rows: Rows, place: int) -> None:
+        self._row.floats_KP[0].copy_(rows.floats_KP[place])
+        self._row.wholes_KQ[0].copy_(rows.wholes_KQ[place])
+        if self._others:
+            state = self._module.state_dict()
+            for name, value in self._others.items():
+                state[name].copy_(value)
+
+    def _keep(self, rows: Rows, slot: int) -> None:
+        if self._others:
+            state = self._module.state_dict()
+            for name, value in self._others.items():
+                value.copy_(state[name])
+        rows.floats_KP[slot].copy_(self._row.floats_KP[0])
+        rows.wholes_KQ[slot].copy_(self._row.wholes_KQ[0])
+
+
+def models_form(problem: Problem) -> Form:
+    """The form of the problem's model."""
+    return Form.of(problem.start, problem.data.transform.dtype)
+
+
+def _fast(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _places(floats: dict[str, torch.Size], parameters: set[str]) -> Tensor | None:
+    """Where the parameters' numbers lie among a row's floats; None: they are all there is."""
+    if set(floats) == parameters:
+        return None
+    at, places = 0, []
+    for name, shape in floats.items():
+        if name in parameters:
+            places.append(torch.arange(at, at + shape.numel()))
+        at += shape.numel()
+    return torch.cat(places)

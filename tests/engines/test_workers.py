@@ -1,0 +1,173 @@
+"""Workers train what the reference engine trains, and the same on one core as on many."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.engines.test_lanes import BASE, CASES, assert_equal
+from torch import nn
+
+import cpfl
+from cpfl.engines.workers import WorkerEngine
+from cpfl.errors import DivergedError, ModelError
+from cpfl.federation.session import Closed, Session
+from cpfl.method import plan
+from cpfl.problem import prepare
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_to_the_reference(case: str, tmp_path: Path) -> None:
+    runs = [
+        cpfl.run("digits", out=tmp_path / engine, engine=engine, device="cpu", settings=BASE | CASES[case])
+        for engine in ("reference", "workers")
+    ]
+    assert runs[1].summary["engine"] == "workers"
+    assert_equal(*runs)
+
+
+class Odd(nn.Module):
+    """Statistics of batches, random numbers, two names for one weight, a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.drop, self.out = nn.Dropout(0.2), nn.Linear(64, 10)
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.norm(x.flatten(1)))
+        return self.out(torch.relu(self.second(torch.relu(self.first(x)))))  # type: ignore[no-any-return]
+
+
+def test_equal_for_an_odd_model(tmp_path: Path) -> None:
+    settings = BASE | {"clients": 10, "max_rounds": 3, "federation.batch_size": 16, "federation.local_steps": 2}
+    runs = [
+        cpfl.run("digits", model=Odd, out=tmp_path / engine, engine=engine, device="cpu", settings=settings)
+        for engine in ("reference", "workers")
+    ]
+    assert_equal(*runs)
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_equal_on_augmented_images(validation: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 150)
+    x = (rng.integers(0, 80, (150, 3, 24, 24)) + 80 * y[:, None, None, None]).astype(np.uint8)
+    settings = {
+        **BASE, "clients": 8, "max_rounds": 2, "model.name": "gn-lenet", "federation.lr": 0.01,
+        "data.augment": "crop-flip-cutout", "data.augment_validation": validation,
+        "data.mean": [0.5, 0.4, 0.3], "data.std": [0.2, 0.2, 0.3],
+    }  # fmt: skip
+    runs = [
+        cpfl.run(
+            "digits", train=(x, y), public=x[:20], out=tmp_path / engine, engine=engine, device="cpu", settings=settings
+        )
+        for engine in ("reference", "workers")
+    ]
+    assert_equal(*runs)
+
+
+def lines(workers: int, **settings: Any) -> list[tuple[int, int, float, float | None]]:
+    """What the sessions of a small problem are told, in cohort order."""
+    experiment = cpfl.experiment_file.with_settings(
+        cpfl.Experiment(cohorts=3, clients=12, max_rounds=4, precision="float32"), settings
+    )
+    problem = prepare(experiment, [], cpfl.data.federated.Given())
+    seen = []
+
+    def on_round(session: Session, closed: Closed) -> None:
+        record = closed.record
+        seen.append((record.cohort, record.round, record.loss, record.validation))
+
+    WorkerEngine(problem, workers).federate(plan(problem), on_round)
+    return sorted(seen, key=lambda line: line[:2])
+
+
+def test_any_number_of_workers_gives_the_same_bits() -> None:
+    one = lines(1)
+    assert len(one) == 12
+    assert lines(2) == one
+    assert lines(5) == one
+
+
+def test_bf16_is_another_arithmetic() -> None:
+    exact, short = lines(2), lines(2, precision="bf16")
+    assert short != exact
+    assert [line[2] for line in short] == pytest.approx([line[2] for line in exact], rel=0.05)
+
+
+def test_a_client_that_diverges_is_named() -> None:
+    with pytest.raises(DivergedError, match="cohort"):
+        lines(2, **{"federation.lr": 1e30})
+
+
+class NeedsTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and len(x) % 20:
+            raise ValueError("only whole batches")
+        return self.out(x.flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_model_that_cannot_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="only whole batches"):
+        cpfl.run("digits", model=NeedsTwo, out=tmp_path / "run", engine="workers", device="cpu")
+
+
+SLOW = """
+import sys, cpfl
+cpfl.run("digits", out=sys.argv[1], engine="workers", device="cpu", settings={"max_rounds": 5000,
+    "stopping.rule": "rounds", "stopping.rounds": 5000, "federation.local_epochs": 20})
+"""
+
+
+def start(path: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A long run, and its workers' process numbers."""
+    main = subprocess.Popen([sys.executable, "-c", SLOW, str(path)], text=True, stderr=subprocess.PIPE)
+    for _ in range(600):
+        if any((path / "rounds").glob("*.jsonl")):
+            break
+        time.sleep(0.1)
+    children = Path(f"/proc/{main.pid}/task/{main.pid}/children").read_text().split()
+    return main, [int(child) for child in children]
+
+
+def gone(processes: list[int]) -> bool:
+    for _ in range(100):
+        if not any(Path(f"/proc/{p}").exists() for p in processes):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+class TestProcesses:
+    def test_workers_end_with_a_killed_main_process(self, tmp_path: Path) -> None:
+        main, workers = start(tmp_path / "run")
+        assert len(workers) >= 2
+        main.kill()
+        main.communicate()
+        assert gone(workers)
+
+    def test_a_killed_worker_is_told_in_one_sentence(self, tmp_path: Path) -> None:
+        main, workers = start(tmp_path / "run")
+        os.kill(workers[0], signal.SIGKILL)
+        _, trouble = main.communicate(timeout=60)
+        assert main.returncode != 0
+        assert "a worker process ended unasked (exit code -9)" in trouble
+        assert gone(workers)
