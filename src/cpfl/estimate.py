@@ -41,11 +41,11 @@ class Estimate:
 def estimate(problem: Problem, device: torch.device) -> Estimate:
     """From the sizes of the work and a few timed steps on this machine."""
     experiment, data = problem.experiment, problem.data
-    sizes = [len(client.training) for client in data.clients]
+    sizes = data.clients.training_sizes
     steps = 0.0
     for clients in problem.plan:
         share = selection.size(experiment.federation, len(clients)) / len(clients)
-        steps += share * sum(local.steps(experiment.federation, sizes[k]) for k in clients)
+        steps += share * float(local.all_steps(experiment.federation, sizes[clients]).sum())
     module = models.fresh(problem.build, experiment.seed, "init", data.transform.dtype).to(device).eval()
     with models.threads(1):  # as engines do
         step = _timed(problem, module, device, experiment.federation.batch_size)

@@ -36,12 +36,8 @@ class Problem:
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the data, of who holds them, and of the devices: what a resumed run must find again."""
-        owners = hashlib.sha256()
-        for client in self.data.clients:
-            owners.update(repr((len(client.training), len(client.validation))).encode())
-            owners.update(client.training.tobytes() + client.validation.tobytes())
         speeds = hashlib.sha256(self.fleet.compute_ms.tobytes() + self.fleet.network_kbps.tobytes())
-        return {**self.data.fingerprint(), "clients'": owners.hexdigest(), "device": speeds.hexdigest()}
+        return {**self.data.fingerprint(), "clients'": self.data.clients.fingerprint(), "device": speeds.hexdigest()}
 
 
 OwnModel = nn.Module | Callable[[], nn.Module]

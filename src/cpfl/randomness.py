@@ -31,11 +31,66 @@ distill        epoch                      permutation of the public images
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def stream(seed: int, purpose: str, *address: int) -> np.random.Generator:
     """The generator that lives at this address."""
     key = (zlib.crc32(purpose.encode()), *address)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+def streams(seed: int, purpose: str, numbers: Sequence[int] | NDArray[np.int64]) -> Iterator[np.random.Generator]:
+    """The generators at (seed, purpose, number), one after the other and much faster than one by one.
+
+    It is always the same object, set to the next address: draw from it before asking for another.
+    """
+    generator = stream(seed, purpose, 0)
+    bits = generator.bit_generator
+    start = bits.state
+    for key in _keys(seed, purpose, np.asarray(numbers, np.uint32)):
+        start["state"]["key"] = key
+        bits.state = start
+        yield generator
+
+
+def _keys(seed: int, purpose: str, numbers_K: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """The Philox keys that numpy's SeedSequence makes for these addresses, all at once; (K, 2).
+
+    Its hash is published (M. E. O'Neill's randutils, numpy's documentation of SeedSequence) and kept stable by numpy.
+    """
+    words = [seed >> shift & 0xFFFFFFFF for shift in range(0, max(seed.bit_length(), 1), 32)]
+    words += [0] * (4 - len(words)) + [zlib.crc32(purpose.encode())]
+    entropy = [np.full(numbers_K.shape, word, np.uint32) for word in words] + [numbers_K]
+    hashed = _Hash(0x43B0D7E5, 0x931E8875)
+    pool = [hashed(word) for word in entropy[:4]]
+    for source in range(4):
+        for target in range(4):
+            if source != target:
+                pool[target] = _mixed(pool[target], hashed(pool[source]))
+    for word in entropy[4:]:
+        for target in range(4):
+            pool[target] = _mixed(pool[target], hashed(word))
+    final = _Hash(0x8B51F9DD, 0x58F38DED)
+    return np.stack([final(word) for word in pool], axis=1).view(np.uint64)
+
+
+class _Hash:
+    """SeedSequence's multiplicative hash; its constant moves on with every word."""
+
+    def __init__(self, start: int, factor: int) -> None:
+        self._constant, self._factor = start, factor
+
+    def __call__(self, word: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        word = word ^ np.uint32(self._constant)
+        self._constant = self._constant * self._factor & 0xFFFFFFFF
+        word = word * np.uint32(self._constant)
+        return word ^ (word >> np.uint32(16))
+
+
+def _mixed(x: NDArray[np.uint32], y: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    mixed: NDArray[np.uint32] = x * np.uint32(0xCA01F9DD) - y * np.uint32(0x4973F715)
+    return mixed ^ (mixed >> np.uint32(16))

@@ -129,9 +129,9 @@ def test_models_that_cannot_train_in_lanes(layer: nn.Module, word: str, tmp_path
     assert run.summary["engine"] == "reference"
 
 
-def test_auto_takes_the_plain_engine_without_a_gpu() -> None:
+def test_auto_takes_workers_without_a_gpu() -> None:
     problem = prepare(cpfl.Experiment(), [], cpfl.data.federated.Given())
-    assert choice.engine("auto", problem, torch.device("cpu"), print).name == "reference"
+    assert choice.engine("auto", problem, torch.device("cpu"), print).name == "workers"
 
 
 def test_layout_is_a_way_there_and_back() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cpfl.data import sources
 from cpfl.data.samples import Array, Samples
-from cpfl.data.split import ClientIndex, label_counts, split
+from cpfl.data.split import Clients, split
 from cpfl.data.transform import HOLE, PAD, Transform
 from cpfl.errors import DataError
 from cpfl.experiment import Experiment
@@ -38,7 +38,7 @@ class FederatedData:
     test: Samples
     public: Samples
     classes: int
-    clients: list[ClientIndex]
+    clients: Clients
     counts: NDArray[np.int64]  # training labels, (M, C)
     transform: Transform
     public_transform: Transform
@@ -94,7 +94,7 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> Federat
             raise DataError(f"{key} has {len(means)} channels, the samples have {train.shape[0]}")
     clients = split(experiment, train)
     assert train.y is not None
-    counts = label_counts(train.y, clients, classes)
+    counts = clients.label_counts(train.y, classes)
     return FederatedData(train, test, public, classes, clients, counts, transform, public_transform, augmented)
 
 

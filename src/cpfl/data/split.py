@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +13,10 @@ from numpy.typing import NDArray
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError
 from cpfl.experiment import Experiment
-from cpfl.randomness import stream
+from cpfl.randomness import stream, streams
 
 Index = NDArray[np.int64]
+NOBODY = -1  # in place of an owner
 
 
 @dataclass(frozen=True)
@@ -24,27 +27,69 @@ class ClientIndex:
     validation: Index
 
 
-def split(experiment: Experiment, train: Samples) -> list[ClientIndex]:
+class Clients(Sequence[ClientIndex]):
+    """All clients, in columns: a population of a million is a few arrays."""
+
+    def __init__(self, order: Index, starts: Index, held: NDArray[np.bool_]) -> None:
+        self._order, self._starts, self._held = order, starts, held  # samples by client, and which ones validate
+        owned = np.concatenate([[0], np.cumsum(held)])
+        self.validation_sizes: Index = owned[starts[1:]] - owned[starts[:-1]]
+        self.training_sizes: Index = np.diff(starts) - self.validation_sizes
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, client: Any) -> Any:
+        if isinstance(client, slice):
+            return [self[k] for k in range(*client.indices(len(self)))]
+        if not -len(self) <= client < len(self):
+            raise IndexError(client)
+        part = slice(self._starts[client], self._starts[client + 1 if client != -1 else len(self)])
+        samples, held = self._order[part], self._held[part]
+        return ClientIndex(samples[~held], samples[held])
+
+    def held_out(self) -> tuple[Index, Index]:
+        """All validation samples, client after client, and whose each one is."""
+        return self._order[self._held], np.repeat(np.arange(len(self)), self.validation_sizes)
+
+    def label_counts(self, y: Index, classes: int) -> NDArray[np.int64]:
+        """Training labels per client and class, shape (M, C)."""
+        owner = np.repeat(np.arange(len(self)), self.training_sizes)
+        flat = owner * classes + y[self._order[~self._held]]
+        return np.bincount(flat, minlength=len(self) * classes).reshape(len(self), classes)
+
+    def fingerprint(self) -> str:
+        """A checksum of who holds what for which use."""
+        owners = hashlib.sha256()
+        for column in (self._starts, self._order, self._held):
+            owners.update(np.ascontiguousarray(column).data)
+        return owners.hexdigest()
+
+
+def split(experiment: Experiment, train: Samples) -> Clients:
     """The clients of the experiment, in order."""
     data, clients, seed = experiment.data, experiment.clients, experiment.seed
     if train.y is None:
         raise DataError(f"data.train = {data.train!r} has no labels: clients need them to train")
     match data.split:
         case "dirichlet":
-            parts = dirichlet(train.y, clients, data.alpha, seed, data.remainder)
+            owner = dirichlet(train.y, clients, data.alpha, seed, data.remainder)
         case "iid":
-            parts = np.array_split(stream(seed, "split").permutation(len(train)), clients)
+            owner = dealt(stream(seed, "split").permutation(len(train)), np.arange(clients), clients)
         case "shards":
-            parts = shards(train.y, clients, data.shards, seed)
+            turns = stream(seed, "split").permutation(clients * data.shards)
+            owner = dealt(np.argsort(train.y, kind="stable"), np.argsort(turns) // data.shards, len(turns))
         case "column":
-            parts = by_column(train, data.column, clients)
-    parts = repair([np.sort(part).astype(np.int64) for part in parts], seed)
-    return [hold_out(part, k, experiment) for k, part in enumerate(parts)]
+            owner = by_column(train, data.column, clients)
+    owner = repair(owner, clients, seed)
+    order = np.argsort(owner, kind="stable")[np.count_nonzero(owner == NOBODY) :]
+    starts = np.concatenate([[0], np.cumsum(np.bincount(owner[owner != NOBODY], minlength=clients))])
+    return Clients(order, starts, hold_out(starts, experiment))
 
 
-def dirichlet(y: Index, clients: int, alpha: float, seed: int, remainder: str) -> list[Index]:
+def dirichlet(y: Index, clients: int, alpha: float, seed: int, remainder: str) -> Index:
     """For each class one Dirichlet draw of the clients' shares, as the authors' code does it."""
-    parts: list[list[Index]] = [[] for _ in range(clients)]
+    owner = np.empty(len(y), np.int64)
     for label in range(int(y.max()) + 1):
         rng = stream(seed, "split", label)
         samples = rng.permutation(np.flatnonzero(y == label))
@@ -55,19 +100,20 @@ def dirichlet(y: Index, clients: int, alpha: float, seed: int, remainder: str) -
         else:
             largest = np.argsort(-(exact - counts), kind="stable")
             counts[largest[: len(samples) - counts.sum()]] += 1
-        for part, piece in zip(parts, np.split(samples, np.cumsum(counts)[:-1]), strict=True):
-            part.append(piece)
-    return [np.concatenate(part) for part in parts]
+        owner[samples] = np.repeat(np.arange(clients), counts)
+    return owner
 
 
-def shards(y: Index, clients: int, each: int, seed: int) -> list[Index]:
-    """Samples sorted by label, cut into equal shards, `each` of them dealt to every client."""
-    pieces = np.array_split(np.argsort(y, kind="stable"), clients * each)
-    dealt = stream(seed, "split").permutation(clients * each).reshape(clients, each)
-    return [np.concatenate([pieces[p] for p in row]) for row in dealt]
+def dealt(samples: Index, receiver: Index, pieces: int) -> Index:
+    """Samples cut into pieces of equal size, give or take one; each goes to its receiver."""
+    sizes = np.full(pieces, len(samples) // pieces)
+    sizes[: len(samples) % pieces] += 1
+    owner = np.empty(len(samples), np.int64)
+    owner[samples] = np.repeat(receiver, sizes)
+    return owner
 
 
-def by_column(train: Samples, column: str, clients: int) -> list[Index]:
+def by_column(train: Samples, column: str, clients: int) -> Index:
     """The natural split: one client per value of an id column, a subset that is the same for all seeds."""
     if column not in train.columns:
         known = ", ".join(train.columns) or "none"
@@ -75,34 +121,33 @@ def by_column(train: Samples, column: str, clients: int) -> list[Index]:
     values, owner = np.unique(train.columns[column], return_inverse=True)
     if clients > len(values):
         raise DataError(f"clients = {clients} is more than the {len(values)} values of data.column = {column!r}")
-    order = np.argsort(owner, kind="stable")
-    pieces = np.split(order, np.cumsum(np.bincount(owner))[:-1])
     chosen = np.sort(stream(0, "subset").permutation(len(values))[:clients])
-    return [pieces[v] for v in chosen]
+    client_of = np.full(len(values), NOBODY)
+    client_of[chosen] = np.arange(clients)
+    return client_of[owner]
 
 
-def repair(parts: list[Index], seed: int) -> list[Index]:
+def repair(owner: Index, clients: int, seed: int) -> Index:
     """An empty client gets one sample from a random client that has more than one."""
-    for client, part in enumerate(parts):
-        if len(part):
-            continue
-        rng = stream(seed, "repair", client)
-        donors = [k for k, other in enumerate(parts) if len(other) > 1]
+    sizes = np.bincount(owner[owner != NOBODY], minlength=clients)
+    for client in np.flatnonzero(sizes == 0):
+        rng = stream(seed, "repair", int(client))
+        donors = np.flatnonzero(sizes > 1)
         donor = donors[rng.integers(len(donors))]
-        position = rng.integers(len(parts[donor]))
-        parts[client] = parts[donor][position : position + 1]
-        parts[donor] = np.delete(parts[donor], position)
-    return parts
+        sample = np.flatnonzero(owner == donor)[rng.integers(sizes[donor])]
+        owner[sample] = client
+        sizes[client], sizes[donor] = 1, sizes[donor] - 1
+    return owner
 
 
-def hold_out(part: Index, client: int, experiment: Experiment) -> ClientIndex:
-    """A client with enough samples keeps a share of them to validate on."""
-    data, size = experiment.data, len(part)
-    held = math.floor(data.validation * size + 1e-9) if size >= data.validation_minimum else 0
-    order = stream(experiment.seed, "validation", client).permutation(size)
-    return ClientIndex(training=np.sort(part[order[held:]]), validation=np.sort(part[order[:held]]))
-
-
-def label_counts(y: Index, clients: list[ClientIndex], classes: int) -> NDArray[np.int64]:
-    """Training labels per client and class, shape (M, C)."""
-    return np.stack([np.bincount(y[client.training], minlength=classes) for client in clients])
+def hold_out(starts: Index, experiment: Experiment) -> NDArray[np.bool_]:
+    """Which samples validate: a client with enough of them keeps a share."""
+    data, sizes = experiment.data, np.diff(starts)
+    shares = np.floor(data.validation * sizes + 1e-9).astype(np.int64)
+    shares[sizes < data.validation_minimum] = 0
+    held = np.zeros(starts[-1], np.bool_)
+    some = np.flatnonzero(shares)
+    for client, rng in zip(some.tolist(), streams(experiment.seed, "validation", some), strict=True):
+        order = rng.permutation(int(sizes[client]))
+        held[starts[client] + order[: shares[client]]] = True
+    return held

@@ -185,28 +185,30 @@ def _by_client(
     """What the global model is worth to each client: on the samples it held back, and by its mix of labels."""
     data = problem.data
     assert data.train.y is not None
-    held = np.concatenate([c.validation for c in data.clients])
+    held, owner = data.clients.held_out()
     x = torch.as_tensor(data.train.x[held]).to(numbers.device)
-    right = np.zeros(0, np.bool_)
+    right = np.zeros(len(held))
     if len(held):
         inputs = Chunks(len(held), lambda rows: data.transform(x[rows]), numbers)
         answers = logits_of(student, inputs).argmax(dim=1).cpu().numpy()
-        right = answers == data.train.y[held]
-    owner = np.repeat(np.arange(len(data.clients)), [len(c.validation) for c in data.clients])
+        right = (answers == data.train.y[held]).astype(np.float64)
     tested = np.array([a is not None for a in by_class])  # a class that the test set lacks says nothing
     known = np.array([0.0 if a is None else a for a in by_class])
-    cohort_of = {client: i for i, clients in enumerate(problem.plan) for client in clients}
-    rows = []
-    for client, labels in enumerate(data.counts):
-        own = right[owner == client]
-        rows.append(
-            {
-                "client": client,
-                "cohort": cohort_of[client],
-                "samples": int(labels.sum()),
-                "held_back": len(own),
-                "accuracy_held_back": 100 * float(own.mean()) if len(own) else None,
-                "accuracy_by_labels": float(known @ labels / labels[tested].sum()) if labels[tested].any() else None,
-            }
-        )
-    return rows
+    cohort_of = np.empty(len(data.clients), np.int64)
+    for cohort, clients in enumerate(problem.plan):
+        cohort_of[clients] = cohort
+    judged = data.counts[:, tested].sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        by_held = 100 * np.bincount(owner, right, len(data.clients)) / data.clients.validation_sizes
+        by_labels = data.counts @ known / judged
+    return [
+        {
+            "client": client,
+            "cohort": int(cohort_of[client]),
+            "samples": int(data.counts[client].sum()),
+            "held_back": int(count),
+            "accuracy_held_back": float(by_held[client]) if count else None,
+            "accuracy_by_labels": float(by_labels[client]) if judged[client] else None,
+        }
+        for client, count in enumerate(data.clients.validation_sizes)
+    ]

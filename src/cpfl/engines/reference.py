@@ -128,4 +128,4 @@ class ReferenceEngine:
         return torch.from_numpy(plan).to(self._device)
 
     def _size(self, client: int) -> int:
-        return len(self._problem.data.clients[client].training)
+        return int(self._problem.data.clients.training_sizes[client])

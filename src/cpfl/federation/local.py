@@ -17,6 +17,13 @@ def steps(federation: Federation, samples: int) -> int:
     return federation.local_steps or federation.local_epochs * math.ceil(samples / federation.batch_size)
 
 
+def all_steps(federation: Federation, samples_M: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Mini-batches of many clients."""
+    if federation.local_steps:
+        return np.full_like(samples_M, federation.local_steps)
+    return federation.local_epochs * -(-samples_M // federation.batch_size)
+
+
 def samples(federation: Federation, held: int) -> int:
     """Samples that a client visits in one round."""
     if federation.local_steps:

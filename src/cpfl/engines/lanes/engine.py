@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -26,16 +27,20 @@ class LaneEngine:
 
     name = "lanes"
 
-    def __init__(self, problem: Problem, device: torch.device, lanes: int = 0) -> None:
+    def __init__(self, problem: Problem, device: torch.device, lanes: int = 0, compiled: bool = True) -> None:
         experiment = problem.experiment
         models.choose_arithmetic(experiment.precision)
         module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype).to(device).train()
         self._bench = Bench(problem, module, Layout.of(module), device)
         at_once = lanes or self.default_lanes(problem, device)
-        on_gpu = device.type == "cuda"
-        self._large = Lanes(self._bench, at_once, compiled=on_gpu)
-        self._small = Lanes(self._bench, FEW, compiled=on_gpu) if on_gpu and at_once > 2 * FEW else self._large
+        self._compiled = device.type == "cuda" and compiled
+        self._large = Lanes(self._bench, at_once, self._compiled)
         self._judging = Judging(self._bench)
+        self._few = FEW if device.type == "cuda" and at_once > 2 * FEW else 0
+
+    @cached_property
+    def _small(self) -> Lanes:
+        return Lanes(self._bench, self._few, self._compiled)
 
     @staticmethod
     def default_lanes(problem: Problem, device: torch.device) -> int:
@@ -44,9 +49,9 @@ class LaneEngine:
         settings = problem.experiment.federation
         at_once = 0.0
         for clients in problem.plan:
-            steps = [local.steps(settings, len(problem.data.clients[client].training)) for client in clients]
+            steps = local.all_steps(settings, problem.data.clients.training_sizes[clients])
             share = selection.size(settings, len(clients)) / len(clients)
-            at_once += max(1.0, share * sum(steps) / max(steps))
+            at_once += max(1.0, share * float(steps.sum() / steps.max()))
         wanted = 8 * max(1, round(BUSY * at_once / 8))
         return min(wanted, MOST.get(device.type, MOST["cpu"]), problem.experiment.clients)
 
@@ -55,4 +60,4 @@ class LaneEngine:
         going = [session for session in sessions if not session.stopped]
         if going:
             with models.threads(1):
-                Shift(self._bench, self._large, self._small, self._judging, going, on_round).work()
+                Shift(self._bench, self._large, self._few, lambda: self._small, self._judging, going, on_round).work()

@@ -17,7 +17,7 @@ from torch.func import vmap
 from cpfl.engines.lanes.plans import EMPTY
 from cpfl.engines.lanes.step import Bench, captured
 from cpfl.engines.lanes.transfer import Inbox, download, upload
-from cpfl.federation import local
+from cpfl.federation import local, selection
 
 MODELS, BATCH, LARGEST = 16, 64, 1024
 
@@ -64,8 +64,8 @@ class Judging:
     def __init__(self, bench: Bench) -> None:
         problem, device = bench.problem, bench.device
         self._bench, self._device = bench, device
-        by_cohort = [sum(len(problem.data.clients[c].validation) for c in cohort) for cohort in problem.plan]
-        most = max(by_cohort)
+        sizes, settings = problem.data.clients.validation_sizes, problem.experiment.federation
+        most = max(int(sizes[c].mean() * selection.size(settings, len(c))) for c in map(np.asarray, problem.plan))
         if device.type == "cuda" and most < 2 * BATCH:  # small cohorts share a look, large ones fill their own
             self.models, batch = MODELS, BATCH
         else:
@@ -125,7 +125,7 @@ class Judging:
 
     def _held(self, participants: Sequence[int], number: int) -> Held:
         data, seed = self._bench.problem.data, self._bench.problem.experiment.seed
-        clients = [c for c in participants if len(data.clients[c].validation)]
+        clients = [c for c in participants if data.clients.validation_sizes[c]]
         parts = [data.clients[c].validation for c in clients]
         counts = np.array([len(part) for part in parts], np.int64)
         rows = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)

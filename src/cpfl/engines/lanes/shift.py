@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from cpfl.errors import DivergedError
 from cpfl.federation import local, server
 from cpfl.federation.session import ClientResult, Outcome, Session
 
+QUIET = 100  # steps with few clients after which the small lanes take over; making them takes seconds
 AHEAD = {"cuda": 6, "cpu": 0}  # steps that the host may be ahead, and after which a judgement is read: so runs repeat
 
 
@@ -39,10 +40,18 @@ class Shift:
     """The work of one call to `federate`."""
 
     def __init__(
-        self, bench: Bench, large: Lanes, small: Lanes, judging: Judging, sessions: Sequence[Session], on_round: OnRound
+        self,
+        bench: Bench,
+        large: Lanes,
+        few: int,
+        small: Callable[[], Lanes],
+        judging: Judging,
+        sessions: Sequence[Session],
+        on_round: OnRound,
     ) -> None:
         self._bench, self._judging, self._on_round = bench, judging, on_round
-        self._large, self._small = large, small
+        self._large, self._few, self._small = large, few, small
+        self._quiet = 0  # steps in a row that the small lanes could have done
         self._problem, self._device = bench.problem, bench.device
         self._settings, self._clients = self._problem.experiment.federation, self._problem.data.clients
         self._sessions = sessions
@@ -52,7 +61,8 @@ class Shift:
         self._judged: deque[tuple[int, list[Round], Ticket]] = deque()
         self._ahead = AHEAD.get(self._device.type, 0)
         self._marks: deque[torch.cuda.Event] = deque()
-        self._depth = max(local.steps(self._settings, len(c.training)) for c in self._clients)
+        self._sizes = self._clients.training_sizes.tolist()
+        self._depth = int(local.all_steps(self._settings, self._clients.training_sizes).max())
         self._put_to(large)
         for place, session in enumerate(sessions):
             bench.models_NP[place] = bench.layout.row(session.model, self._device)
@@ -83,7 +93,7 @@ class Shift:
         if not participants:
             return
         self._rounds[session.cohort] = Round(session, number, participants)
-        steps = [(local.steps(self._settings, len(self._clients[client].training)), client) for client in participants]
+        steps = [(local.steps(self._settings, self._sizes[client]), client) for client in participants]
         steps.sort(key=lambda pair: -pair[0])
         self._waiting.extend(Task(session.cohort, client, number, count) for count, client in steps)
 
@@ -102,10 +112,12 @@ class Shift:
 
     def _fill(self) -> None:
         """Free lanes take the next clients; few clients move to the small step."""
-        busy = int(np.count_nonzero(self._left))
-        wanted = self._small if busy + len(self._waiting) <= self._small.count else self._large
-        if wanted is not self._lanes:
-            self._move(wanted)
+        few = int(np.count_nonzero(self._left)) + len(self._waiting) <= self._few
+        self._quiet = self._quiet + 1 if few else 0
+        if self._lanes is self._large and self._quiet > QUIET:
+            self._move(self._small())
+        elif self._lanes is not self._large and not few:
+            self._move(self._large)
         free = np.flatnonzero(self._left == 0)[: len(self._waiting)].tolist()
         if not free:
             return
@@ -159,7 +171,7 @@ class Shift:
             assert task is not None
             self._free(lane)
             round = self._rounds[task.cohort]
-            weight = server.weight(self._settings.weights, len(self._clients[task.client].training))
+            weight = server.weight(self._settings.weights, self._sizes[task.client])
             ended.append((lane, self._place[task.cohort], task.client, weight))
             round.weight += weight
             round.missing -= 1
@@ -201,7 +213,7 @@ class Shift:
     def _results(self, round: Round, losses: list[float], verdict: dict[int, float]) -> list[ClientResult]:
         results = []
         for client, total in zip(round.participants, losses, strict=True):
-            size = len(self._clients[client].training)
+            size = self._sizes[client]
             steps = local.steps(self._settings, size)
             loss, value = total / steps, verdict.get(client)
             for number in (loss, value):

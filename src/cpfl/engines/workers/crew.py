@@ -95,7 +95,7 @@ class Crew:
         while True:
             try:
                 job = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 return
             slot = number * SLOTS + turn
             turn = (turn + 1) % SLOTS

@@ -106,7 +106,7 @@ class Round:
         places.wholes_KQ[cohort].copy_(self._wholes)
         group, samples, jobs = list[int](), 0, list[Job]()
         for client in self._work.participants:
-            held = len(self._clients[client].validation)
+            held = int(self._clients.validation_sizes[client])
             if held:
                 group.append(client)
                 samples += held
@@ -138,4 +138,4 @@ class Round:
             raise DivergedError(self.session.cohort, client, self._work.round, loss)
 
     def _size(self, client: int) -> int:
-        return len(self._clients[client].training)
+        return int(self._clients.training_sizes[client])

@@ -25,9 +25,10 @@ class Form:
 
     @classmethod
     def of(cls, state: State, dtype: torch.dtype) -> Form:
-        """The form of a model's state."""
-        floats = {name: value.shape for name, value in state.items() if value.is_floating_point()}
-        wholes = {name: value.shape for name, value in state.items() if not value.is_floating_point()}
+        """The form of a model's state; by name, for where a tensor lies decides how some kernels round."""
+        named = sorted(state.items())
+        floats = {name: value.shape for name, value in named if value.is_floating_point()}
+        wholes = {name: value.shape for name, value in named if not value.is_floating_point()}
         return cls(floats, wholes, dtype)
 
     def rows(self, count: int) -> Rows:

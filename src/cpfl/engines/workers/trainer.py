@@ -34,16 +34,16 @@ class Trainer:
         state = self._row.views(0)
         for name, value in self._module.named_parameters():
             value.data = state[name]
-        self._parameters = list(self._module.parameters())
-        own = {name for name, _ in self._module.named_parameters()}
-        self._places = _places(self._form.floats, own)
+        own = dict(self._module.named_parameters())
+        self._parameters = [own[name] for name in self._form.floats if name in own]  # in the order of the row
+        self._places = _places(self._form.floats, set(own))
         self._others = {name: value for name, value in state.items() if name not in own}  # buffers, second names
 
     def train(self, start: Rows, place: int, into: Rows, slot: int, client: int, round: int) -> float:
         """A client's round from a cohort's model; its own model goes into a slot. The mean loss over its steps."""
         experiment, settings = self._problem.experiment, self._problem.experiment.federation
         self._load(start, place)
-        size = len(self._problem.data.clients[client].training)
+        size = int(self._problem.data.clients.training_sizes[client])
         chosen = local.batches(settings, size, experiment.seed, client, round)
         x, y = self._training_inputs(client, round, np.concatenate(chosen))
         self._module.train()
