@@ -31,13 +31,13 @@ def main() -> None:
     device = torch.device(words.device)
     rows = []
     for teachers in words.cases:
-        rule = {"cohorts": teachers, "data.public_size": words.images, "distillation.epochs": words.epochs}
+        rule = {"cohorts": teachers, "data.public_limit": words.images, "distillation.epochs": words.epochs}
         experiment = experiment_file.with_settings(experiment_file.load("cifar10", words.set), rule)
         problem = prepare(experiment, [words.data], Given())
         states = [models.state_of(models.fresh(problem.build, seed, "init", torch.float32)) for seed in range(teachers)]
         began = time.perf_counter()
         outcome = distil(
-            problem, lambda: iter(states), range(teachers), experiment.distillation, device, lambda record: None
+            problem, lambda s=states: iter(s), range(teachers), experiment.distillation, device, lambda record: None
         )
         row = {
             "teachers": teachers,

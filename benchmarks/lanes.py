@@ -1,9 +1,10 @@
 """How many samples a second does a whole run train in lanes, and how many in the plain loop?
 
 Rounds, selection, augmentation, validation, aggregation and records are included; the rate is taken while all cohorts
-are running, after a few rounds to warm up.
+are running, after a few rounds to warm up. Without --data the images are drawn: equal work, and any size of it.
 
-    python benchmarks/lanes.py --data DIR --out results/lanes.json
+    python benchmarks/lanes.py --data DIR --out results/lanes.json reference:16:tf32 lanes:16:bf16
+    python benchmarks/lanes.py --out results/growth.json --each 200 lanes:1:bf16:cifar10:1000
 """
 
 from __future__ import annotations
@@ -11,103 +12,59 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import tempfile
-import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from cpfl import experiment_file, method
-from cpfl.api import Silent
+from cpfl import experiment_file
+from cpfl.bench import drawn, lasting, measure
 from cpfl.data.federated import Given
-from cpfl.engines.base import Engine
-from cpfl.engines.lanes import LaneEngine
-from cpfl.engines.reference import ReferenceEngine
-from cpfl.federation.session import Closed, Session
-from cpfl.opening import describe
+from cpfl.engines import choice
 from cpfl.problem import prepare
-from cpfl.runs.folder import RunFolder
-
-WARM_UP = 3  # rounds of every cohort before the window
-
-
-class Stopwatch(Silent):
-    """Samples and seconds from when every cohort has warmed up until the first one ends."""
-
-    def __init__(self, cohorts: int, rounds: int) -> None:
-        self._cohorts, self._rounds = cohorts, rounds
-        self._warm: set[int] = set()
-        self.first = self.began = self.ended = 0.0
-        self.samples = 0
-
-    def on_round(self, session: Session, closed: Closed) -> None:
-        now = time.perf_counter()
-        self.first = self.first or now
-        if self.began and not self.ended:
-            self.samples += closed.record.samples
-            if session.round >= self._rounds:
-                self.ended = now
-        if session.round >= WARM_UP:
-            self._warm.add(session.cohort)
-            if len(self._warm) == self._cohorts and not self.began:
-                self.began = now
-
-
-def measure(
-    settings: dict[str, Any], kind: str, lanes: int, rounds: int, data: Path, device: torch.device
-) -> dict[str, Any]:
-    """One whole federation of so many rounds."""
-    preset = settings.pop("preset", "cifar10")
-    rule = {"stopping.rule": "rounds", "stopping.rounds": rounds + WARM_UP, "snapshots": ""}
-    experiment = experiment_file.with_settings(experiment_file.load(preset), {**settings, **rule})
-    problem = prepare(experiment, [data], Given())
-    watch = Stopwatch(experiment.cohorts, rounds + WARM_UP)
-    with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder.create(Path(place) / "run", experiment, describe(problem, data))
-        began = time.perf_counter()
-        engine: Engine = LaneEngine(problem, device, lanes) if kind == "lanes" else ReferenceEngine(problem, device)
-        method.federate(problem, method.plan(problem), folder, engine, watch)
-        folder.unlock()
-    return {
-        "engine": kind,
-        "lanes": lanes,
-        "preset": preset,
-        "cohorts": experiment.cohorts,
-        "precision": experiment.precision,
-        "samples_per_second": watch.samples / (watch.ended - watch.began),
-        "seconds_to_first_round": watch.first - began,
-        "window_seconds": watch.ended - watch.began,
-        "gpu_memory_gb": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None,
-    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--loop-rounds", type=int, default=2)
+    parser.add_argument("--each", type=int, default=250, help="drawn samples for every client")
     parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("cases", nargs="+", help="engine:lanes:cohorts:precision[:preset], such as lanes:100:16:bf16")
+    parser.add_argument("cases", nargs="+", help="engine:cohorts:precision[:preset[:clients]], such as lanes:16:bf16")
     words = parser.parse_args()
     device = torch.device(words.device)
     rows = []
     for case in words.cases:
-        kind, lanes, cohorts, precision, *preset = case.split(":")
-        settings = {"cohorts": int(cohorts), "precision": precision, **experiment_file.parse_assignments(words.set)}
-        if preset:
-            settings["preset"] = preset[0]
-        rounds = words.rounds if kind == "lanes" else 2
-        row = measure(settings, kind, int(lanes), rounds, words.data, device)
-        rows.append(row)
+        kind, cohorts, precision, *more = case.split(":")
+        rounds = words.rounds if kind != "reference" else words.loop_rounds
+        settings = {"cohorts": int(cohorts), "precision": precision, **lasting(rounds)}
+        if len(more) == 2:
+            settings["clients"] = int(more[1])
+        if words.data is None:
+            settings |= {"devices.trace": "synthetic", "data.public_fit": "exact"}
+        base = experiment_file.load(more[0] if more else "cifar10", words.set)
+        experiment = experiment_file.with_settings(base, settings)
+        given = Given() if words.data else drawn(experiment, words.each * experiment.clients)
+        problem = prepare(experiment, [words.data] if words.data else [], given)
+        rate = measure(problem, lambda p=problem, k=kind: choice.engine(k, p, device, print), rounds, device)
+        rows.append({"case": case, **asdict(rate)})
         print(
-            f"{case:28} {row['samples_per_second']:12,.0f} samples/s   first round after "
-            f"{row['seconds_to_first_round']:5.1f} s   {row['gpu_memory_gb'] or 0:.1f} GB",
+            f"{case:32} {rate.samples_per_second:12,.0f} samples/s over {rate.window_seconds:5.1f} s   first round "
+            f"after {rate.seconds_to_first_round:5.1f} s   {rate.gpu_memory_gb or 0:.1f} GB",
             flush=True,
         )
         name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-        about = {"machine": name, "torch": torch.__version__, "rounds": words.rounds, "settings": words.set}
+        data = "real" if words.data else f"drawn, {words.each} a client"
+        about = {
+            "machine": name,
+            "torch": torch.__version__,
+            "rounds": words.rounds,
+            "settings": words.set,
+            "data": data,
+        }
         words.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
 
 

@@ -9,10 +9,12 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import cpfl
+from cpfl.engines.lanes import layers
 
 BASE = {"precision": "float64", "max_rounds": 8, "distillation.epochs": 1}
 CASES = {
@@ -25,6 +27,29 @@ CASES = {
     "batch larger than most clients": {"federation.batch_size": 64},
     "convolutions": {"model.name": "femnist-cnn", "max_rounds": 3},
 }
+
+
+def kernels(device: torch.device) -> list[dict[str, Any]]:
+    """How far the lane layers' kernels are from torch's own layers in exact arithmetic, as a share of the largest."""
+    rows = []
+    for name, numbers in (("exact", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
+        worst: dict[str, float] = {}
+        for side, channels, outputs in ((36, 4, 32), (19, 32, 32), (11, 32, 64)):
+            x, w = torch.randn(8, 20, side, side, channels), torch.randn(8, 5, 5, channels, outputs)
+            x, w = (value.to(device, numbers) for value in (x, w))
+            torch.backends.cuda.matmul.allow_tf32 = name != "exact"
+            ours = layers.lane_conv(x, w, None)
+            g = torch.randn_like(ours)
+            slopes = layers.lane_conv_slopes(x, g)
+            # The same numbers in double precision, by torch's own convolution.
+            right = layers.lane_conv(x.double().cpu(), w.double().cpu(), None)
+            steep = layers.lane_conv_slopes(x.double().cpu(), g.double().cpu())
+            for what, mine, true in (("convolution", ours, right), ("weights' gradient", slopes, steep)):
+                away = ((mine.double().cpu() - true).abs().max() / true.abs().max()).item()
+                worst[what] = max(worst.get(what, 0.0), away)
+        rows.append({"arithmetic": name, **worst})
+        print(rows[-1], flush=True)
+    return rows
 
 
 def main() -> None:
@@ -49,8 +74,11 @@ def main() -> None:
             model = max((plain.model[k] - lanes.model[k]).abs().max().item() for k in plain.model)
             rows.append({"case": name, "rounds": len(plain.rounds), "records": worst, "global model": model})
             print(f"{name:32} {len(plain.rounds):5} rounds   records {worst:.1e}   model {model:.1e}", flush=True)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    words.out.write_text(json.dumps({"machine": device, "torch": torch.__version__, "rows": rows}, indent=2) + "\n")
+    name, found = "cpu", []
+    if torch.cuda.is_available():
+        name, found = torch.cuda.get_device_name(), kernels(torch.device("cuda"))
+    about = {"machine": name, "torch": torch.__version__}
+    words.out.write_text(json.dumps({**about, "rows": rows, "kernels": found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

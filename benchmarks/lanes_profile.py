@@ -48,7 +48,7 @@ def main() -> None:
     engine = LaneEngine(problem, device, words.lanes)
     batch = experiment.federation.batch_size
     outcome = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "precision": experiment.precision}
-    for name, lanes in (("large", engine._large), ("small", engine._small)):
+    for name, lanes in (("large", engine._large),):
         milliseconds = bare(lanes.step)
         outcome[f"{name} step"] = {
             "lanes": lanes.count,
@@ -57,16 +57,13 @@ def main() -> None:
         }
     outcome["judge ms"] = bare(engine._judging.look)
     print(json.dumps(outcome, indent=2), flush=True)
-    steps = [0, 0]
-    for k, lanes in enumerate((engine._large, engine._small)):
-        inner = lanes.step
+    steps, inner = [0], engine._large.step
 
-        def counted(inner: object = inner, k: int = k) -> None:
-            assert callable(inner)
-            steps[k] += 1
-            inner()
+    def counted() -> None:
+        steps[0] += 1
+        inner()
 
-        lanes.step = counted
+    engine._large.step = counted
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as gpu:
         for _ in range(5):
             engine._large.step()
@@ -74,7 +71,7 @@ def main() -> None:
     print(
         gpu.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=70)[:9000], flush=True
     )
-    steps[:] = [0, 0]
+    steps[0] = 0
     sessions = method.plan(problem)
     host = cProfile.Profile()
     torch.cuda.synchronize()
@@ -88,9 +85,8 @@ def main() -> None:
     outcome["loop"] = {
         "seconds": seconds,
         "samples_per_second": samples / seconds,
-        "large steps": steps[0],
-        "small steps": steps[1],
-        "filled": samples / batch / (steps[0] * engine._large.count + steps[1] * engine._small.count),
+        "steps": steps[0],
+        "filled": samples / batch / (steps[0] * engine._large.count),
     }
     print(json.dumps(outcome["loop"], indent=2), flush=True)
     pstats.Stats(host).sort_stats("tottime").print_stats(18)

@@ -132,7 +132,8 @@ def main() -> None:
             row = measure(cohorts, words.pace, words.seconds, Path(place), kept, shown)
         rows.append(row)
         print(
-            f"n = {cohorts:3}   {row['what']:6} {row['rounds_per_second']:6,.0f} rounds/s  waits {row['waits_us']:6.1f} µs   "
+            f"n = {cohorts:3}   {row['what']:6} {row['rounds_per_second']:6,.0f} rounds/s   "
+            f"waits {row['waits_us']:6.1f} µs   "
             f"work {row['work_us']:7.1f} µs   slowest {row['slowest_ms']:7.1f} ms   "
             f"{row['fsyncs_per_second']:6.1f} fsyncs/s",
             flush=True,

@@ -1,0 +1,77 @@
+"""Does bf16 cost accuracy? The same cohorts trained for the same rounds in TF32 and in bf16, over seeds.
+
+python benchmarks/precision.py --data DIR --out results/precision.json --rounds 200 90 91 92
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from cpfl import experiment_file, method
+from cpfl.data.federated import Given
+from cpfl.distillation.distil import per_cent
+from cpfl.distillation.targets import Chunks, Numbers, logits_of
+from cpfl.engines.lanes import LaneEngine
+from cpfl.models import fresh
+from cpfl.problem import Problem, prepare
+
+
+def accuracies(problem: Problem, states: list[dict[str, torch.Tensor]], device: torch.device) -> list[float]:
+    """Each cohort's model on the test set, and the mean of their probabilities last; in float32 for both."""
+    module = fresh(problem.build, 0, "init", torch.float32).to(device)
+    x = torch.as_tensor(problem.data.test.x).to(device)
+    y = torch.as_tensor(problem.data.test.y).to(device)
+    inputs = Chunks(len(x), lambda rows: problem.data.transform(x[rows]), Numbers(device, bf16=False))
+    found, mean = [], torch.zeros(len(x), problem.data.classes, device=device)
+    for state in states:
+        module.load_state_dict(state)
+        logits = logits_of(module, inputs)
+        mean += torch.softmax(logits, dim=1)
+        found.append(per_cent(logits, y))
+    return [*found, per_cent(mean, y)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--cohorts", type=int, default=16)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("seeds", nargs="+", type=int)
+    words = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = []
+    for seed in words.seeds:
+        for precision in ("tf32", "bf16"):
+            rule = {"stopping.rule": "rounds", "stopping.rounds": words.rounds, "snapshots": ""}
+            settings = {**rule, "cohorts": words.cohorts, "seed": seed, "precision": precision}
+            experiment = experiment_file.with_settings(experiment_file.load("cifar10", words.set), settings)
+            problem = prepare(experiment, [words.data], Given())
+            sessions, engine = method.plan(problem), LaneEngine(problem, device)
+            began = time.perf_counter()
+            engine.federate(sessions, lambda session, closed: None)
+            seconds = time.perf_counter() - began
+            *teachers, ensemble = accuracies(problem, [session.model for session in sessions], device)
+            row = {
+                "seed": seed,
+                "precision": precision,
+                "teachers": statistics.fmean(teachers),
+                "ensemble": ensemble,
+                "samples_per_second": sum(session.samples for session in sessions) / seconds,
+            }
+            rows.append(row)
+            print(row, flush=True)
+            name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+            about = {"machine": name, "torch": torch.__version__, "rounds": words.rounds, "cohorts": words.cohorts}
+            words.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
