@@ -7,6 +7,8 @@ from cpfl.experiment import Experiment
 from cpfl.experiment_file import load as load_experiment
 from cpfl.export import export
 from cpfl.method import Watcher
+from cpfl.report import report
+from cpfl.study import study
 from cpfl.sweep import sweep
 
 __all__ = [
@@ -19,7 +21,9 @@ __all__ = [
     "export",
     "load_experiment",
     "load_run",
+    "report",
     "resume",
     "run",
+    "study",
     "sweep",
 ]

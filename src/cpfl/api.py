@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cpfl import experiment_file, method
+from cpfl import experiment_file, method, trackers
+from cpfl.distillation.student import EpochRecord
 from cpfl.engines import choice
 from cpfl.errors import SettingError
 from cpfl.estimate import estimate
 from cpfl.experiment import GIVEN, Experiment
+from cpfl.federation.session import Closed, Session
 from cpfl.models import State
 from cpfl.opening import (
     absolute,
@@ -40,6 +42,29 @@ class Silent:
     def on_round(self, session: object, closed: object) -> None: ...
     def on_epoch(self, record: object) -> None: ...
     def on_note(self, text: str) -> None: ...
+
+
+class _Together:
+    """Several watchers as one."""
+
+    def __init__(self, *watchers: method.Watcher) -> None:
+        self._watchers = watchers
+
+    def on_start(self, sessions: Sequence[Session]) -> None:
+        for watcher in self._watchers:
+            watcher.on_start(sessions)
+
+    def on_round(self, session: Session, closed: Closed) -> None:
+        for watcher in self._watchers:
+            watcher.on_round(session, closed)
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        for watcher in self._watchers:
+            watcher.on_epoch(record)
+
+    def on_note(self, text: str) -> None:
+        for watcher in self._watchers:
+            watcher.on_note(text)
 
 
 @dataclass(frozen=True)
@@ -81,13 +106,18 @@ def run(
     data: str | Path | None = None,
     engine: str = "auto",
     device: str = "auto",
+    workers: int = 0,
     watcher: method.Watcher | None = None,
+    track: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> Run:
     """Run one experiment: a preset, a TOML file or an Experiment, with your own model and arrays if you like.
 
     `train` and `test` are (inputs, labels) or (inputs, labels, {column: values}); `public` is inputs alone.
+    `workers` processes train on a CPU, else one for each core; outcomes do not depend on their number.
+    `track` names trackers that follow the run: tensorboard, mlflow, wandb.
     """
+    trackers.check(track)
     chosen = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
     replaced = dict(settings or {}) | {
         key: GIVEN
@@ -96,7 +126,7 @@ def run(
     }
     chosen = experiment_file.with_settings(chosen, replaced)
     place = torch_device(device)
-    check_engine(engine)
+    check_engine(engine, workers)
     path = Path(out) if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)
     chosen = absolute(chosen)
@@ -105,7 +135,7 @@ def run(
     problem = prepare_named(chosen, data, model, given_arrays(train, test, public), looking.on_note)
     looking.on_note(estimate(problem, place).sentence(chosen))
     folder = RunFolder.create(path, chosen, describe(problem, data))
-    return _go(problem, folder, engine, place, looking, "started")
+    return _go(problem, folder, engine, place, workers, looking, track, "started")
 
 
 def resume(
@@ -118,18 +148,21 @@ def resume(
     data: str | Path | None = None,
     engine: str = "",
     device: str = "auto",
+    workers: int = 0,
     watcher: method.Watcher | None = None,
+    track: Sequence[str] = (),
 ) -> Run:
     """Go on with a run that was killed; it ends as it would have. Own model and arrays must be given again."""
+    trackers.check(track)
     folder = RunFolder.open(Path(path))
     if folder.summary() is not None:
         return Run(folder.path)
     place = torch_device(device)
     engine = engine or folder.engine() or "auto"  # the one it began with: another one differs by rounding
-    check_engine(engine)
+    check_engine(engine, workers)
     looking = watcher or Silent()
     problem = reopen(folder, data, model, given_arrays(train, test, public), looking.on_note)
-    return _go(problem, folder, engine, place, looking, "resumed")
+    return _go(problem, folder, engine, place, workers, looking, track, "resumed")
 
 
 def distill(
@@ -186,16 +219,27 @@ def new_name(experiment: Experiment) -> str:
 
 
 def _go(
-    problem: Problem, folder: RunFolder, engine: str, device: torch.device, watcher: method.Watcher, event: str
+    problem: Problem,
+    folder: RunFolder,
+    engine: str,
+    device: torch.device,
+    workers: int,
+    watcher: method.Watcher,
+    track: Sequence[str],
+    event: str,
 ) -> Run:
+    tracking = [trackers.Tracking(name, folder, watcher.on_note) for name in track]
+    summary = None
     folder.lock()
     try:
         if not folder.model("start").is_file():
             files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
-        worker = choice.engine(engine, problem, device, watcher.on_note)
+        worker = choice.engine(engine, problem, device, watcher.on_note, workers)
         folder.log(event, engine=worker.name, device=str(device))
-        method.cpfl(problem, folder, worker, device, watcher)
+        summary = method.cpfl(problem, folder, worker, device, _Together(watcher, *tracking))
         folder.log("finished")
     finally:
+        for tracker in tracking:
+            tracker.on_end(summary)
         folder.unlock()
     return Run(folder.path)

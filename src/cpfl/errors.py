@@ -5,11 +5,16 @@ CpflError                 one clear sentence, exit code 2
 ├── DataError             a data set, public set, label or device trace
 ├── ModelError            a model that does not fit the data
 ├── DivergedError         a client's loss is not a number (cohort, client, round)
+├── SweepError            runs of a sweep that failed while others went well, exit code 1
 └── RunFolderError        a run folder that is missing, foreign, busy or on a full disk
     └── DamagedError      a file in it that was cut short or changed
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 
 class CpflError(Exception):
@@ -41,6 +46,15 @@ class DivergedError(CpflError):
     def __reduce__(self) -> tuple[type[DivergedError], tuple[int, int, int, float]]:
         """So that it survives the way back from a worker process."""
         return DivergedError, (self.cohort, self.client, self.round, self.loss)
+
+
+class SweepError(CpflError):
+    """Some runs of a sweep failed; `runs` are the finished ones, `failed` says why the others are not."""
+
+    def __init__(self, planned: int, runs: Sequence[Any], failed: Mapping[Path, Exception]) -> None:
+        first, error = next(iter(failed.items()))
+        super().__init__(f"{len(failed)} of {planned} runs failed; the first: {first.name}: {error}")
+        self.runs, self.failed = list(runs), dict(failed)
 
 
 class RunFolderError(CpflError):

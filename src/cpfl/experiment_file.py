@@ -88,6 +88,12 @@ def to_toml(experiment: Experiment) -> str:
     return "\n".join(lines) + "\n"
 
 
+def parse_list(text: str) -> list[Any]:
+    """Values with commas between them, each as in TOML; bare words as strings."""
+    whole = _value(f"[{text}]")
+    return whole if isinstance(whole, list) else [_value(part.strip()) for part in text.split(",")]
+
+
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"v = {text}")["v"]

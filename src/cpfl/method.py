@@ -47,14 +47,14 @@ class Watcher(Protocol):
 
 def cpfl(problem: Problem, folder: RunFolder, engine: Engine, device: torch.device, watcher: Watcher) -> dict[str, Any]:
     """The whole method, into a run folder; goes on from whatever the folder already holds."""
-    began = time.perf_counter()
     sessions = plan(problem)
-    speed = federate(problem, sessions, folder, engine, watcher)
+    training = federate(problem, sessions, folder, engine, watcher)
+    began = time.perf_counter()
     outcome = distil_cohorts(problem, folder, problem.experiment.distillation, folder.path, device, watcher)
     summary = {
         **outcome,
-        "wall_seconds": round(time.perf_counter() - began, 3),
-        "samples_per_second": round(speed, 1),
+        "wall_seconds": round(training + time.perf_counter() - began, 3),
+        "samples_per_second": round(sum(session.samples for session in sessions) / training, 1),
         "engine": engine.name,
         "device": device.type,
     }
@@ -71,21 +71,24 @@ def plan(problem: Problem) -> list[Session]:
 
 
 def federate(problem: Problem, sessions: list[Session], folder: RunFolder, engine: Engine, watcher: Watcher) -> float:
-    """Train every cohort until it stops; the samples trained per second of real time."""
+    """Train every cohort until it stops; the real seconds it took, in all stretches of the run that led here."""
+    spent = 0.0
     for session in sessions:
-        for damage in checkpoint.restore(folder, session):
+        restored = checkpoint.restore(folder, session)
+        spent = max(spent, restored.wall_seconds)
+        for damage in restored.damaged:
             watcher.on_note(f"{damage}; going on from round {session.round}")
     watcher.on_start(sessions)
-    keeper = Keeper(folder, problem.experiment.checkpoint_seconds)
-    before = sum(session.samples for session in sessions)
     began = time.perf_counter()
 
-    def on_round(session: Session, closed: Closed) -> None:
-        keeper.keep(session, closed)
-        watcher.on_round(session, closed)
+    with Keeper(folder, problem.experiment.checkpoint_seconds, spent) as keeper:
 
-    engine.federate(sessions, on_round)
-    return (sum(session.samples for session in sessions) - before) / (time.perf_counter() - began)
+        def on_round(session: Session, closed: Closed) -> None:
+            keeper.keep(session, closed)
+            watcher.on_round(session, closed)
+
+        engine.federate(sessions, on_round)
+    return spent + time.perf_counter() - began
 
 
 def distil_cohorts(

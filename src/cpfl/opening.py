@@ -21,6 +21,7 @@ from cpfl.distillation.weights import cohort_counts
 from cpfl.engines import choice
 from cpfl.errors import CpflError, ModelError, RunFolderError, SettingError
 from cpfl.experiment import GIVEN, Experiment
+from cpfl.presets.published import published
 from cpfl.problem import OwnModel, Problem, prepare
 from cpfl.runs.folder import RunFolder, load_state
 
@@ -68,7 +69,8 @@ def reopen(
         stored = load_state(folder.model("start"))
         if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in problem.start.items()}:
             raise ModelError(f"the model is not the one that {folder.path} began with: their parameters differ")
-        problem = replace(problem, start=stored)  # a model of one's own need not start the same twice
+        # A model of one's own need not start the same twice; its tensors stay in the model's order.
+        problem = replace(problem, start={name: stored[name] for name in problem.start})
     found = problem.fingerprint()
     for name, digest in about["fingerprint"].items():
         if digest != found[name] and not (own_public and name == "public"):
@@ -140,8 +142,10 @@ def check_moment(experiment: Experiment) -> None:
         raise SettingError(f"distillation.{key} needs snapshots of unfinished cohorts: set snapshots=5h or '50 rounds'")
 
 
-def check_engine(name: str) -> None:
-    """Whether there is such an engine."""
+def check_engine(name: str, workers: int = 0) -> None:
+    """Whether there is such an engine, with so many workers."""
+    if workers < 0:
+        raise SettingError(f"workers = {workers} is not allowed: 1 or more, or 0 for one on each core")
     if name not in choice.NAMES:
         raise SettingError(f"--engine {name} is unknown; known: {', '.join(choice.NAMES)}")
 
@@ -177,6 +181,7 @@ def describe(problem: Problem, data: str | Path | None) -> dict[str, Any]:
         "fingerprint": problem.fingerprint(),
         "plan": problem.plan,
         "label_counts": cohort_counts(problem.data.counts, problem.plan).tolist(),
+        "published": published(problem.experiment),  # a report reads folders only
     }
 
 

@@ -59,3 +59,20 @@ def test_one_damaged_run_does_not_hide_the_others(cpfl_command: Command, runs: P
     answer = cpfl_command("list")
     assert "runs/done" in answer.out
     assert "runs/open" in answer.out + answer.err
+
+
+def test_later_distillations_are_listed(cpfl_command: Command, runs: Path) -> None:
+    first = cpfl_command("distill", "runs/done", "--weights", "uniform", "--json").good().json
+    cpfl_command("distill", "runs/done", "--quorum", "0.5", "--name", "half").good()
+    rows = {row["path"]: row for row in cpfl_command("list", "--json").good().json}
+    assert rows["runs/open"]["distillations"] == []
+    found = {row["path"]: row for row in rows["runs/done"]["distillations"]}
+    assert set(found) == {"runs/done/distillations/half", "runs/done/distillations/weights-uniform"}
+    again = found["runs/done/distillations/weights-uniform"]
+    assert again["student_accuracy"] == first["student_accuracy"]
+    assert again["hours"] == first["hours"]
+    out = cpfl_command("list").good().out
+    assert f"{first['student_accuracy']:.2f}" in out
+    assert out.count("distilled again") == 2
+    (runs / "done" / "distillations" / "half" / "summary.json").write_text("{")
+    assert "damaged" in cpfl_command("list").good().out

@@ -69,7 +69,7 @@ def test_the_folder_of_a_run(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     assert set(summary) >= PROMISED
     assert (summary["cohorts"], summary["clients"], summary["seed"]) == (4, 40, 90)
-    assert (summary["engine"], summary["device"]) == ("reference", "cpu")
+    assert (summary["engine"], summary["device"]) == ("workers", "cpu")
     assert 0 <= summary["student_accuracy"] <= 100
     assert len(summary["by_cohort"]) == 4
 

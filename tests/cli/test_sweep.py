@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
+
+import cpfl
+from cpfl.cli.options import values
+from cpfl.sweep import plan
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
@@ -97,11 +103,139 @@ def test_other_settings_are_not_mixed_in(cpfl_command: Command, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_diverges_is_told_in_a_sentence(cpfl_command: Command, jobs: int) -> None:
+def test_a_run_that_diverges_does_not_take_the_others_down(cpfl_command: Command, tmp_path: Path, jobs: int) -> None:
     """Also from a process of its own, whose exceptions travel by pickle."""
-    words = ("--cohorts", "2,4", "--set", "federation.lr=1e30", "--out", "s", "--jobs", jobs)
+    words = ("--cohorts", "2", "--over", "federation.lr=1e30,0.1,1e29", "--out", "s", "--jobs", jobs)
     answer = cpfl_command(*WORDS, *words)
+    assert answer.code == 1
+    failed = sorted(answer.err.splitlines())
+    assert len(failed) == 2
+    for line, value in zip(failed, ("1e+29", "1e+30"), strict=True):
+        assert line.startswith(f"cpfl: n002-seed90-federation.lr-{value}: ")
+        for word in ("cohort", "client", "round 1", "lower federation.lr"):
+            assert word in line
+    finished = [path.parent.name for path in (tmp_path / "s").glob("*/summary.json")]
+    assert finished == ["n002-seed90-federation.lr-0.1"]
+    assert "What n costs and gains, federation.lr = 0.1" in answer.out
+    told = cpfl_command(*WORDS, *words, "--json")
+    assert told.code == 1
+    assert [Path(run["path"]).name for run in told.json["runs"]] == finished
+    assert len(told.json["failed"]) == 2
+
+
+def test_over_other_settings(cpfl_command: Command, tmp_path: Path) -> None:
+    over = ("--over", "data.alpha=1,10", "--over", "data.split=iid,dirichlet", "--over", "data.alpha=3")
+    assert cpfl_command(*WORDS, *over).code == 2  # one key twice
+    words = (*WORDS, "--cohorts", "1,2", *over[:4], "--out", "s", "--json")
+    answer = cpfl_command(*words).good().json
+    folders = sorted(path.name for path in (tmp_path / "s").iterdir() if path.is_dir())
+    expected = [
+        f"n{n:03d}-seed90-data.alpha-{alpha}-data.split-{split}"
+        for n in (1, 2)
+        for alpha in (1, 10)
+        for split in ("dirichlet", "iid")
+    ]
+    assert folders == sorted(expected)
+    experiments = {run["path"]: cpfl.load_run(tmp_path / run["path"]).experiment for run in answer["runs"]}
+    for run in answer["runs"]:
+        chosen = experiments[run["path"]]
+        assert run["settings"] == {"data.alpha": chosen.data.alpha, "data.split": chosen.data.split}
+        assert f"data.alpha-{chosen.data.alpha:g}-data.split-{chosen.data.split}" in run["path"]
+    assert [(row["cohorts"], row["settings"]["data.split"]) for row in answer["by_cohorts"]][:2] == [
+        (1, "iid"),
+        (2, "iid"),
+    ]
+    assert len(list((tmp_path / "s").glob("trade-off-*.png"))) == 4
+    before = written(tmp_path / "s")
+    again = cpfl_command(*WORDS, "--cohorts", "2", "--over", "data.split=iid", "--over", "data.alpha=1.0", "--out", "s")
+    assert "1 of 1 runs are finished already" in again.good().out
+    assert written(tmp_path / "s") == before
+
+
+VALUES: dict[str, list[Any]] = {
+    "data.mean": [[0.5], [0.4]],
+    "model.args": [{"hidden": 8}, {"hidden": 16, "x": "a/b"}],
+    "data.train": ["a/b", "a_b", "a,b", "../x", "", "é", "x" * 300, "1", "true"],
+    "data.alpha": [0.1, 1, 1e-9, 1e9],
+    "snapshots": ["5h", "50 rounds"],
+}
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_folder_names_are_safe_unique_and_stable(key: str) -> None:
+    names = [plan.folder_name({"cohorts": 4, "seed": 90, key: value}) for value in VALUES[key]]
+    assert len(set(names)) == len(names)
+    assert names == [plan.folder_name({key: value, "seed": 90, "cohorts": 4}) for value in VALUES[key]]
+    for name in names:
+        assert name.startswith(f"n004-seed90-{key}-")
+        assert re.fullmatch(r"[A-Za-z0-9_.+=-]{1,140}", name)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.1,1", [0.1, 1]),
+        ("iid, dirichlet", ["iid", "dirichlet"]),
+        ("[0.5],[0.4, 0.3]", [[0.5], [0.4, 0.3]]),
+        ("{hidden=8},{hidden=16}", [{"hidden": 8}, {"hidden": 16}]),
+        ('"50 rounds","a,b"', ["50 rounds", "a,b"]),
+        ("50 rounds,5h", ["50 rounds", "5h"]),
+        ("true", [True]),
+    ],
+)
+def test_lists_of_values(text: str, expected: list[Any]) -> None:
+    assert values([f"k={text}"], "--over") == {"k": expected}
+
+
+BAD = {
+    ("--over", "data.alpha"): ("--over", "key=value,value"),
+    ("--over", "data.alpha="): ("--over", "key=value,value"),
+    ("--over", "data.alpa=1,2"): ("data.alpa", "data.alpha"),
+    ("--over", "data.alpha=1,-1"): ("data.alpha = -1",),
+    ("--over", "data.split=iid,column"): ("column",),
+    ("--over", "model.name=mlp,nonsense"): ("nonsense",),
+    ("--over", "data.train=digits,nowhere"): ("nowhere",),
+    ("--over", "distillation.quorum=1,0.5"): ("distillation.quorum", "snapshots"),
+    ("--cohorts", "2", "--over", "cohorts=1"): ("cohorts", "twice"),
+    ("--engine", "steam", "--cohorts", "1"): ("--engine", "steam"),
+    ("--track", "paper", "--cohorts", "1"): ("--track", "paper", "tensorboard"),
+    (): ("--cohorts", "--seeds", "--over"),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_settings_are_found_before_the_first_run(
+    cpfl_command: Command, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    answer = cpfl_command(*WORDS, *words, "--out", "s")
     assert answer.code == 2
     assert len(answer.err.splitlines()) == 1
-    for word in ("cohort", "client", "round 1", "federation.lr"):
+    for word in BAD[words]:
         assert word in answer.err
+    assert not (tmp_path / "s").exists()
+
+
+def test_another_experiment_is_not_mixed_in(cpfl_command: Command, tmp_path: Path) -> None:
+    """Though their folders would have other names."""
+    cpfl_command(*WORDS, "--cohorts", "1", "--out", "s").good()
+    answer = cpfl_command(*WORDS, "--set", "data.alpha=1", "--cohorts", "2", "--out", "s")
+    assert answer.code == 2
+    assert "data.alpha = 0.5" in answer.err
+    assert sorted(p.name for p in (tmp_path / "s").iterdir() if p.is_dir()) == ["n001-seed90"]
+    run = cpfl_command(*WORDS, "--cohorts", "1", "--out", "s/n001-seed90")
+    assert run.code == 2
+    assert "is a run, not a sweep" in run.err
+
+
+def test_resume_goes_on_with_the_whole_sweep(cpfl_command: Command, tmp_path: Path) -> None:
+    first = cpfl_command(*WORDS, "--cohorts", "1,2", "--engine", "lanes", "--out", "s", "--json").good().json
+    shutil.rmtree(tmp_path / "s" / "n001-seed90")  # as if it had never begun
+    (tmp_path / "s" / "n002-seed90" / "summary.json").unlink()
+    again = cpfl_command("resume", "s", "--json").good().json
+    for one, other in zip(first["runs"], again["runs"], strict=True):
+        assert one["path"] == other["path"]
+        assert one["engine"] == other["engine"] == "lanes"  # the sweep's, though auto would take another here
+        assert other["student_accuracy"] == one["student_accuracy"]
+    assert [run.path for run in cpfl.sweep(tmp_path / "s")] == [tmp_path / run["path"] for run in first["runs"]]
+    with pytest.raises(cpfl.CpflError, match="takes no other settings"):
+        cpfl.sweep(tmp_path / "s", cohorts=[4])

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from cpfl.cli import data, models, runs
+from cpfl.cli import bench, board, data, models, report, runs
 from cpfl.errors import CpflError
 from cpfl.runs.folder import versions
 
@@ -35,6 +35,9 @@ def program(
 
 runs.add_to(app)
 models.add_to(app)
+bench.add_to(app)
+report.add_to(app)
+board.add_to(app)
 app.add_typer(data.app, name="data")
 
 

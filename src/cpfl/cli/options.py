@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cpfl import experiment_file
 from cpfl.errors import SettingError
 
 
@@ -33,9 +34,21 @@ EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="reference: one client at a time; lanes: many at once, equal to rounding; auto: lanes on a GPU.",
+        help="auto: lanes on a GPU, workers on a CPU. lanes: many clients at once; workers: all cores; "
+        "reference: one client at a time. They agree to rounding.",
     ),
 ]
+Workers = Annotated[
+    int,
+    typer.Option(
+        "--workers", min=0, help="Processes that train on a CPU; 0: one for each core. Never changes outcomes."
+    ),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Follow the run in tensorboard, mlflow or wandb too; may be repeated."),
+]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Runs of a sweep at a time, a process each.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A preset's name or a TOML file.")]
 RunPath = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
@@ -52,3 +65,20 @@ def whole_numbers(text: str, option: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise SettingError(f"{option} takes whole numbers with commas, such as 1,2,4, not {text!r}") from None
+
+
+def values(pairs: list[str], option: str) -> dict[str, list[Any]]:
+    """`key=value,value` words: several values for each key.
+
+    Not a part of --set, whose values may hold commas themselves: `--set data.mean=[0.5,0.5]` is one value. Here the
+    values are the items of a TOML array, so `--over data.mean=[0.5],[0.4]` is two; bare words are strings.
+    """
+    found: dict[str, list[Any]] = {}
+    for pair in pairs:
+        key, sign, text = (part.strip() for part in pair.partition("="))
+        if not sign or not key or not text:
+            raise SettingError(f"{option} takes key=value,value, such as data.alpha=0.1,1, not {pair!r}")
+        if key in found:
+            raise SettingError(f"{option} {key} is given twice: put all its values after one, with commas")
+        found[key] = experiment_file.parse_list(text)
+    return found

@@ -1,4 +1,4 @@
-"""Commands that make and look at runs: run, sweep, resume, distill, list."""
+"""Commands that make and look at runs: run, resume, distill, list."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from rich.console import Console
 
 import cpfl
 from cpfl import api, experiment_file
+from cpfl.cli import sweeps
 from cpfl.cli.options import (
     AsJson,
     DataFolder,
     Device,
     EngineName,
     ExperimentName,
+    Jobs,
     RunPath,
     Settings,
+    Track,
+    Workers,
     console,
     notes,
     show_json,
-    whole_numbers,
 )
-from cpfl.errors import SettingError
+from cpfl.errors import CpflError, SettingError
 from cpfl.report import tables
+from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
-from cpfl.sweep import default_folder
-from cpfl.terminal import Terminal
+from cpfl.sweep import plan as sweep_plan
+from cpfl.terminal import RunView
 
 FAR = 10.0  # points that a student may lack before a hint is worth a line
 
 
 def add_to(app: typer.Typer) -> None:
     """Put the commands into the program."""
-    for command in (run, sweep, resume, distill):
+    for command in (run, sweeps.sweep, resume, distill):
         app.command()(command)
     app.command("list")(list_runs)
 
@@ -47,6 +51,8 @@ def run(
     data: DataFolder = None,
     engine: EngineName = "auto",
     device: Device = "auto",
+    workers: Workers = 0,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one experiment: plan, federate, distil.
@@ -55,81 +61,44 @@ def run(
     """
     chosen = experiment_file.load(experiment, settings or [])
     with _watch(as_json, chosen) as watcher:
-        finished = api.run(chosen, out=out, data=data, engine=engine, device=device, watcher=watcher)
+        finished = api.run(
+            chosen,
+            out=out,
+            data=data,
+            engine=engine,
+            device=device,
+            workers=workers,
+            watcher=watcher,
+            track=track or (),
+        )
     _show(finished.summary, finished.path, as_json)
 
 
-def sweep(
-    experiment: ExperimentName,
-    cohorts: Annotated[str, typer.Option(help="Values of n, such as 1,2,4,8.")],
-    seeds: Annotated[str, typer.Option(help="Seeds, such as 90,91,92; else the experiment's.")] = "",
-    settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of all runs; else a new one in runs/.")] = None,
-    data: DataFolder = None,
-    engine: EngineName = "auto",
-    device: Device = "auto",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, a process each.")] = 1,
-    as_json: AsJson = False,
-) -> None:
-    """Run an experiment over n and seeds, and show what n costs and gains. What is finished is not done again.
-
-    Example: cpfl sweep digits --cohorts 1,2,4,8 --jobs 2
-    """
-    base = experiment_file.load(experiment, settings or [])
-    where = out or default_folder(base)
-    place = notes if as_json else console
-    numbers = whole_numbers(cohorts, "--cohorts")
-    chosen_seeds = whole_numbers(seeds, "--seeds") if seeds else None
-    planned = len(numbers) * len(chosen_seeds or [base.seed])
-    done: list[Mapping[str, Any]] = []
-
-    with place.status("") as status:
-
-        def on_wait() -> None:
-            rounds = sum(file.read_bytes().count(b"\n") for file in where.glob("*/rounds/*.jsonl"))
-            status.update(f"{len(done)} of {planned} runs finished · {rounds:,} rounds")
-
-        def on_run(finished: api.Run) -> None:
-            summary = finished.summary
-            done.append(summary)
-            place.print(
-                f"n = {summary['cohorts']}, seed {summary['seed']}: {summary['student_accuracy']:.1f} %, "
-                f"{summary['hours']:.2f} h, {summary['cpu_hours']:.1f} CPU h  ({summary['wall_seconds']:.1f} s)",
-                highlight=False,
-            )
-            on_wait()
-
-        cpfl.sweep(
-            base, cohorts=numbers, seeds=chosen_seeds, out=where, data=data, engine=engine, device=device, jobs=jobs,
-            on_run=on_run, on_wait=on_wait,
-        )  # fmt: skip
-    if as_json:
-        show_json({"runs": done, "by_cohorts": tables.by_cohorts(done), "path": str(where)})
-    else:
-        console.print(tables.trade_off(done, console.width))
-    from cpfl.report import figures  # takes half a second that other commands need not pay
-
-    picture = figures.save(figures.trade_off(done, f"{base.name}: what n costs and gains"), where / "trade-off.png")
-    if not as_json:
-        console.print(f"runs:    {where}\npicture: {picture}", highlight=False, soft_wrap=True)
-
-
 def resume(
-    path: RunPath,
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or the folder of a sweep.")],
     data: DataFolder = None,
     engine: EngineName = "",
     device: Device = "auto",
+    workers: Workers = 0,
+    jobs: Jobs = 1,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was interrupted; it ends as it would have.
+    """Go on with a run, or a whole sweep, that was interrupted; it ends as it would have.
 
     Example: cpfl resume runs/20260301-120000-digits-n4-seed90
     """
+    if (path / sweep_plan.FILE).is_file():
+        words = {"data": data, "engine": engine, "device": device, "workers": workers, "track": track or []}
+        sweeps.go(path, path, jobs, as_json, words)
+        return
     folder = RunFolder.open(path)
     if folder.summary() is not None:
         (notes if as_json else console).print(f"{path} is finished already", highlight=False, soft_wrap=True)
     with _watch(as_json, folder.experiment()) as watcher:
-        finished = api.resume(path, data=data, engine=engine, device=device, watcher=watcher)
+        finished = api.resume(
+            path, data=data, engine=engine, device=device, workers=workers, watcher=watcher, track=track or ()
+        )
     _show(finished.summary, finished.path, as_json)
 
 
@@ -169,22 +138,36 @@ def distill(
 def list_runs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where runs lie.")] = api.RUNS, as_json: AsJson = False
 ) -> None:
-    """List the runs in a folder, finished or not.
+    """List the runs in a folder, finished or not, each with the students that were distilled from it later.
 
     Example: cpfl list runs
     """
-    rows = tables.overview(tables.find_runs(folder))
+    rows = [{**row, "distillations": _later(Path(row["path"]))} for row in tables.overview(tables.find_runs(folder))]
     if as_json:
         show_json(rows)
     elif rows:
-        console.print(tables.run_list(rows))
+        console.print(tables.run_list(shown for row in rows for shown in (row, *row["distillations"])))
     else:
         console.print(f"there are no runs in {folder}", highlight=False, soft_wrap=True)
 
 
-def _watch(as_json: bool, experiment: cpfl.Experiment, epochs: int | None = None) -> Terminal:
+def _later(path: Path) -> list[dict[str, Any]]:
+    """Rows for the later distillations of a run."""
+    rows = []
+    for file in sorted(path.glob("distillations/*/summary.json")):
+        row = {**dict.fromkeys(("cohorts", "seed", "rounds", "hours", "student_accuracy")), "path": str(file.parent)}
+        try:
+            found = files.read_json(file)
+            row |= {key: found[key] for key in row.keys() & found.keys()}
+            rows.append({**row, "state": "distilled again"})
+        except CpflError as error:
+            rows.append({**row, "state": f"damaged: {error}"})
+    return rows
+
+
+def _watch(as_json: bool, experiment: cpfl.Experiment, epochs: int | None = None) -> RunView:
     place: Console = notes if as_json else console
-    return Terminal(place, experiment.cohorts, epochs or experiment.distillation.epochs)
+    return RunView(place, experiment, epochs or experiment.distillation.epochs)
 
 
 def _show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:

@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cpfl.errors import DamagedError
 from cpfl.federation.session import Session
+from cpfl.models import State
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 
 KEPT = 2
 
 
-def save(folder: RunFolder, session: Session, records_size: int) -> None:
-    """Write the session's state; the one before it stays, older ones go."""
-    records.sync(folder.rounds(session.cohort))
+@dataclass(frozen=True)
+class Checkpoint:
+    """A session's state after a round, in host memory; later rounds do not change it."""
+
+    cohort: int
+    round: int
+    tensors: State
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint knew beside the session: real seconds of training up to it; and what was found damaged."""
+
+    wall_seconds: float
+    damaged: list[str]
+
+
+def of(session: Session, wall_seconds: float) -> Checkpoint:
+    """The session as it is now, so many real seconds after the run began to train."""
     states, numbers = session.state()
     tensors = {f"{kind}/{name}": value for kind, state in states.items() for name, value in state.items()}
-    path = folder.path / "checkpoints" / f"cohort-{session.cohort:04d}-round-{session.round:06d}.safetensors"
-    files.save_tensors(path, tensors, {**numbers, "records_size": records_size})
-    for old in _paths(folder, session.cohort)[KEPT:]:
-        old.unlink(missing_ok=True)
+    return Checkpoint(
+        session.cohort, session.round, files.on_host(tensors), {**numbers, "wall_seconds": round(wall_seconds, 3)}
+    )
 
 
-def restore(folder: RunFolder, session: Session) -> list[str]:
-    """Bring a new session to its newest sound checkpoint, or leave it at the start; what was found damaged."""
+def save(folder: RunFolder, checkpoints: Sequence[tuple[Checkpoint, int]]) -> None:
+    """Write states of different cohorts, each with the size of its records; those before them stay, older ones go."""
+    for state, _ in checkpoints:
+        records.sync(folder.rounds(state.cohort))
+    place = folder.path / "checkpoints"
+    for state, size in checkpoints:
+        path = place / f"cohort-{state.cohort:04d}-round-{state.round:06d}.safetensors"
+        files.save_tensors(path, state.tensors, {**state.numbers, "records_size": size}, lasting=False)
+    files.sync_folder(place)  # once for all of them
+    there: dict[str, list[Path]] = {}
+    for path in sorted(place.glob("cohort-*.safetensors"), reverse=True):
+        there.setdefault(path.name[: len("cohort-0000")], []).append(path)
+    for state, _ in checkpoints:
+        for old in there.get(f"cohort-{state.cohort:04d}", [])[KEPT:]:
+            old.unlink(missing_ok=True)
+
+
+def restore(folder: RunFolder, session: Session) -> Restored:
+    """Bring a new session to its newest sound checkpoint, or leave it at the start."""
     damaged = []
     for path in _paths(folder, session.cohort):
         try:
@@ -40,9 +77,9 @@ def restore(folder: RunFolder, session: Session) -> list[str]:
             states.setdefault(kind, {})[key] = value
         session.restore(states, numbers)  # type: ignore[arg-type]
         records.cut(folder.rounds(session.cohort), numbers["records_size"])
-        return damaged
+        return Restored(numbers.get("wall_seconds", 0.0), damaged)
     records.cut(folder.rounds(session.cohort), 0)
-    return damaged
+    return Restored(0.0, damaged)
 
 
 def _paths(folder: RunFolder, cohort: int) -> list[Path]:

@@ -35,8 +35,11 @@ def explained(path: Path) -> Iterator[None]:
         raise RunFolderError(f"cannot write {path}: {reason}") from None
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Replace a file at once: a reader or a crash sees the old content or the new, never a part."""
+def write_atomic(path: Path, content: bytes, lasting: bool = True) -> None:
+    """Replace a file at once: a reader or a crash sees the old content or the new, never a part.
+
+    Not `lasting`: a power cut may bring the old one back until `sync_folder`.
+    """
     temporary = path.with_name(f".{path.name}.part")
     with explained(path):
         try:
@@ -49,7 +52,14 @@ def write_atomic(path: Path, content: bytes) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        directory = os.open(path.parent, os.O_RDONLY)
+    if lasting:
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make sure that the names in a folder survive a power cut."""
+    with explained(path):
+        directory = os.open(path, os.O_RDONLY)
         try:
             os.fsync(directory)
         finally:
@@ -74,14 +84,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return tree
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors where another thread may use them without touching a device; not copied if they are there."""
+    return {name: value.detach().cpu() for name, value in tensors.items()}
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], lasting: bool = True) -> None:
     """Tensors and numbers as one safetensors file that carries its own checksum."""
     # Copies: tied parameters share memory, which safetensors refuses.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
     text = json.dumps(numbers, sort_keys=True, allow_nan=False)
     # One entry: safetensors keeps several in no fixed order, and equal runs must be equal files.
     content = safetensors.torch.save(plain, {ENTRY: f"{_digest(plain, text)} {text}"})
-    write_atomic(path, content)
+    write_atomic(path, content, lasting)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

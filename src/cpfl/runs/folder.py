@@ -1,6 +1,6 @@
 """The run folder: where everything of a run lies, and who may write to it.
 
-run.json            schema, versions, cohorts' clients and label counts, fingerprints of the data
+run.json            schema, versions, cohorts' clients and label counts, fingerprints of the data, published figures
 experiment.toml     every setting, resolved
 rounds/             cohort-0003.jsonl: one line a round, appended as it goes
 models/             start, every cohort's teacher, and the global model (safetensors)

@@ -1,33 +1,143 @@
-"""Writes a run down as it goes: records, snapshots, teachers, checkpoints."""
+"""Writes a run down as it goes: records, snapshots, teachers, checkpoints.
+
+The training thread only hands over what a round brought; another thread writes it, several rounds at a time, so that
+nobody waits for a disk. What a kill may cost is unchanged: resume cuts the records back to the last checkpoint anyway,
+and the order of writing is that of handing over. With `checkpoint_seconds` = 0 every round is on disk when it is over.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from cpfl.federation.session import Closed, Session
+from cpfl.models import State
 from cpfl.runs import checkpoint, files, records
+from cpfl.runs.checkpoint import Checkpoint
 from cpfl.runs.folder import RunFolder
+
+PAUSE = 0.25  # seconds between writes: what other readers are behind at most
+WAITING = 256  # models that may wait for a slow disk before training does: they hold memory
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What one round brought, in host memory."""
+
+    cohort: int
+    record: Mapping[str, Any]
+    models: Sequence[tuple[Path, State, Mapping[str, Any]]]
+    checkpoint: Checkpoint | None
 
 
 class Keeper:
     """Told of every closed round; after a kill, resume goes on from what it wrote."""
 
-    def __init__(self, folder: RunFolder, seconds: float) -> None:
+    def __init__(self, folder: RunFolder, seconds: float, spent: float = 0.0) -> None:
+        """A checkpoint every so many `seconds`; `spent` is the training time of earlier stretches of the run."""
         self._folder, self._seconds = folder, seconds
+        self._began = time.monotonic() - spent
         self._saved: dict[int, float] = {}
+        self._queue: list[_Kept] = []
+        self._models = 0  # in the queue or being written
+        self._error: BaseException | None = None
+        self._ending = threading.Event()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None  # begun with the first round: engines may fork before it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if error is None:  # else the first trouble is the one to tell
+                raise
 
     def keep(self, session: Session, closed: Closed) -> None:
-        """Write what this round brought: first its models, so that whoever reads of them finds them, then the record,
-        and last a checkpoint, which vouches for all before it."""
-        for snapshot in closed.snapshots:
-            path = self._folder.snapshot(snapshot.cohort, snapshot.round)
-            files.save_tensors(path, snapshot.model, {"round": snapshot.round, "clock": snapshot.clock})
-        if session.stopped:
-            numbers = {"cohort": session.cohort, "round": session.round, "best_round": session.best_round}
-            files.save_tensors(self._folder.teacher(session.cohort), session.teacher(), numbers)
-        size = records.append(self._folder.rounds(session.cohort), closed.record.as_dict())
+        """Take what this round brought; trouble with earlier rounds is raised here."""
         now = time.monotonic()
         due = now - self._saved.setdefault(session.cohort, now if self._seconds else 0.0) >= self._seconds
+        models: list[tuple[Path, State, Mapping[str, Any]]] = []
+        if closed.snapshots or session.stopped:
+            models = self._models_of(session, closed)
+        state = None
         if due or session.stopped:
-            checkpoint.save(self._folder, session, size)
-            self._saved[session.cohort] = time.monotonic()
+            state = checkpoint.of(session, now - self._began)
+            self._saved[session.cohort] = now
+        kept = _Kept(session.cohort, vars(closed.record), models, state)
+        if not self._seconds:
+            self._write([kept])
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
+            self._thread.start()
+        with self._changed:
+            while self._models + len(models) > WAITING and self._models and self._error is None:
+                self._changed.wait()
+            if self._error is not None:
+                raise self._error
+            self._queue.append(kept)
+            self._models += len(models)
+
+    def close(self) -> None:
+        """Write all that is left."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _models_of(self, session: Session, closed: Closed) -> list[tuple[Path, State, Mapping[str, Any]]]:
+        models: list[tuple[Path, State, Mapping[str, Any]]] = []
+        for snapshot in closed.snapshots:
+            path = self._folder.snapshot(snapshot.cohort, snapshot.round)
+            models.append((path, files.on_host(snapshot.model), {"round": snapshot.round, "clock": snapshot.clock}))
+        if session.stopped:
+            numbers = {"cohort": session.cohort, "round": session.round, "best_round": session.best_round}
+            models.append((self._folder.teacher(session.cohort), files.on_host(session.teacher()), numbers))
+        return models
+
+    def _work(self) -> None:
+        try:
+            while not self._ending.wait(PAUSE):
+                self._drain()
+            self._drain()
+        except BaseException as error:  # the training thread must hear of it, whatever it is
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _drain(self) -> None:
+        with self._changed:
+            taken, self._queue = self._queue, []
+        if taken:
+            self._write(taken)
+        with self._changed:
+            self._models -= sum(len(kept.models) for kept in taken)
+            self._changed.notify_all()
+
+    def _write(self, rounds: Sequence[_Kept]) -> None:
+        """First the models, so that whoever reads of them finds them, then the records, and last the checkpoints,
+        which vouch for all before them."""
+        for kept in rounds:
+            for path, model, numbers in kept.models:
+                files.save_tensors(path, model, numbers)
+        by_cohort: dict[int, list[_Kept]] = {}
+        for kept in rounds:
+            by_cohort.setdefault(kept.cohort, []).append(kept)
+        checkpoints: list[tuple[Checkpoint, int]] = []
+        for cohort, group in by_cohort.items():
+            sizes = records.append(self._folder.rounds(cohort), *(kept.record for kept in group))
+            states = [(kept.checkpoint, size) for kept, size in zip(group, sizes, strict=True) if kept.checkpoint]
+            checkpoints += states[-1:]  # of several, the newest
+        if checkpoints:
+            checkpoint.save(self._folder, checkpoints)

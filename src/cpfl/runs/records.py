@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from cpfl.errors import DamagedError
 from cpfl.runs.files import explained
 
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
-def append(path: Path, record: Mapping[str, Any]) -> int:
-    """Add a line; the file's size after it."""
-    line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
+
+def append(path: Path, *records: Mapping[str, Any]) -> list[int]:
+    """Add lines; the file's size after each of them."""
+    lines = [f"{_ENCODER.encode(record)}\n".encode() for record in records]
     with explained(path), path.open("ab") as file:
-        file.write(line.encode())
-        return file.tell()
+        sizes = list(accumulate(map(len, lines), initial=file.tell()))[1:]
+        file.write(b"".join(lines))
+    return sizes
 
 
 def mend(path: Path) -> None:

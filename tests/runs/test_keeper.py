@@ -1,0 +1,184 @@
+"""What is written by another thread: killed at any of its writes, slow or full disks, and real time over stretches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_runs
+import torch
+from small_runs import Unbroken
+
+from cpfl import api
+from cpfl.devices import Fleet
+from cpfl.errors import RunFolderError
+from cpfl.experiment import Experiment
+from cpfl.federation.session import ClientResult, Closed, Outcome, Session
+from cpfl.runs import checkpoint, files, keeper, records
+from cpfl.runs.folder import FOLDERS, RunFolder
+from cpfl.runs.keeper import Keeper
+
+# Long enough that the writer's thread gets several turns.
+SETTINGS = {"max_rounds": 80, "stopping.patience": 80, "snapshots": "20 rounds", "checkpoint_seconds": 0.05}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    for name in FOLDERS:
+        (tmp_path / "run" / name).mkdir(parents=True)
+    return RunFolder(tmp_path / "run")
+
+
+def session(cohort: int = 0, **settings: Any) -> Session:
+    experiment = Experiment(clients=2, cohorts=2, **settings)
+    fleet = Fleet(np.ones(2), np.ones(2))
+    return Session(cohort, [cohort], experiment, fleet, 16, {"w": torch.zeros(4)})
+
+
+def close(one: Session) -> Closed:
+    work = one.open_round()
+    results = [ClientResult(client, 10, 1, 1.0, 1.0 / work.round) for client in work.participants]
+    return one.close_round(Outcome({"w": torch.full((4,), float(work.round))}, results))
+
+
+@pytest.mark.parametrize("k", [12, 26, 40, 60])
+def test_killed_at_an_operation_of_the_writer(k: int, tmp_path: Path, unbroken: Unbroken) -> None:
+    path = tmp_path / "run"
+    dead = small_runs.cpfl(*small_runs.run_words(path, SETTINGS), driver=("kill", str(k)))
+    assert dead.returncode == -signal.SIGKILL, dead.stderr
+    if (path / "run.json").exists():
+        api.resume(path, device="cpu")
+    else:
+        api.run("digits", settings=small_runs.SETTINGS | SETTINGS, out=path, device="cpu")
+    assert small_runs.differing(path, unbroken(**SETTINGS)) == []
+
+
+def test_a_kill_costs_no_more_than_the_checkpoints_allow(tmp_path: Path) -> None:
+    """Rounds that were over longer ago than an interval and a write are not trained again."""
+    path = tmp_path / "run"
+    endless = {"max_rounds": 10**6, "stopping.rule": "rounds", "stopping.rounds": 10**6, "checkpoint_seconds": 0.5}
+    process = small_runs.start(*small_runs.run_words(path, endless | {"snapshots": ""}))
+    until = time.monotonic() + 60
+    while not list(path.glob("checkpoints/*.safetensors")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(1.0)
+    before = len(records.read(path / "rounds" / "cohort-0000.jsonl"))
+    time.sleep(3.0)  # an interval, and a writer that had to wait for its turn on a busy machine
+    process.kill()
+    process.communicate()
+    newest = max(int(file.stem[-6:]) for file in path.glob("checkpoints/cohort-0000-*.safetensors"))
+    assert newest >= before > 0
+
+
+def test_the_order_of_handing_over_is_the_order_on_disk(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "PAUSE", 0.001)
+    one = session(max_rounds=400, snapshots="7 rounds", stopping={"patience": 1000})
+    with Keeper(folder, 0.002) as kept:
+        while not one.stopped:
+            kept.keep(one, close(one))
+            there = [line["round"] for line in records.read(folder.rounds(0))]
+            assert there == list(range(1, len(there) + 1))
+            snapshots = {int(path.stem[-6:]) for path in folder.snapshots(0)}
+            assert {number for number in there if number % 7 == 0} <= snapshots
+            assert not (there and there[-1] == 400) or folder.teacher(0).is_file()
+    assert len(records.read(folder.rounds(0))) == 400
+    again = session(max_rounds=400, snapshots="7 rounds", stopping={"patience": 1000})
+    assert checkpoint.restore(folder, again).damaged == []
+    assert again.state()[1] == one.state()[1]
+    assert torch.equal(again.model["w"], one.model["w"])
+    assert len(list(folder.path.glob("checkpoints/*"))) == checkpoint.KEPT
+
+
+def keep_on(folder: RunFolder, one: Session) -> None:
+    with Keeper(folder, 5.0) as kept:
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            kept.keep(one, close(one))
+            time.sleep(0.01)
+
+
+def break_off(folder: RunFolder, one: Session) -> None:
+    with Keeper(folder, 5.0) as kept:
+        kept.keep(one, close(one))
+        raise ZeroDivisionError
+
+
+def test_trouble_of_the_writer_is_raised_where_rounds_are_closed(folder: RunFolder) -> None:
+    shutil.rmtree(folder.path / "rounds")  # no file can be made there
+    one = session(max_rounds=10**6)
+    with pytest.raises(RunFolderError, match="cannot write"):
+        keep_on(folder, one)
+    with pytest.raises(RunFolderError, match="cannot write"), Keeper(folder, 5.0) as kept:
+        kept.keep(one, close(one))  # and at the latest when all is over
+    assert not list(folder.path.glob("checkpoints/*"))
+
+
+def test_what_broke_off_the_training_is_what_is_told(folder: RunFolder) -> None:
+    shutil.rmtree(folder.path / "rounds")
+    with pytest.raises(ZeroDivisionError):
+        break_off(folder, session())
+    assert "keeper" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_slow_disk_holds_training_up_before_it_fills_the_memory(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "WAITING", 4)
+    monkeypatch.setattr(keeper, "PAUSE", 0.001)
+    written: list[Path] = []
+
+    def slow(path: Path, *rest: Any, **more: Any) -> None:
+        time.sleep(0.01)
+        written.append(path)
+        files_save(path, *rest, **more)
+
+    files_save = files.save_tensors
+    monkeypatch.setattr(files, "save_tensors", slow)
+    one = session(max_rounds=60, snapshots="1 rounds", stopping={"patience": 1000})
+    with Keeper(folder, 100.0) as kept:
+        while not one.stopped:
+            kept.keep(one, close(one))
+            waiting = one.round - len(written)
+            assert waiting <= 10  # those in the queue, those being written, and the one at hand
+    assert len(folder.snapshots(0)) == 60
+
+
+def test_real_time_covers_all_stretches(tmp_path: Path, unbroken: Unbroken) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(unbroken(), path)
+    first = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").unlink()
+    for file in path.glob("checkpoints/*.safetensors"):  # as if the first stretch had taken 100 s
+        tensors, numbers = files.load_tensors(file)
+        assert 0 < numbers["wall_seconds"] <= first["wall_seconds"]
+        files.save_tensors(file, tensors, {**numbers, "wall_seconds": 100.0})
+    api.resume(path, device="cpu")
+    second = json.loads((path / "summary.json").read_text())
+    assert 100 <= second["wall_seconds"] < 150
+    assert second["samples_per_second"] == pytest.approx(second["samples"] / 100, rel=0.1)
+
+
+def test_a_stretch_goes_on_counting(tmp_path: Path, interrupter: Any) -> None:
+    """Killed twice: the checkpoints carry the time from one stretch to the next."""
+    path, spent = tmp_path / "run", []
+    settings = small_runs.SETTINGS | {"max_rounds": 40, "stopping.patience": 40}
+    for attempt in range(3):
+        words: dict[str, Any] = {"device": "cpu", "watcher": interrupter(25)}
+        call = partial(api.resume, path) if attempt else partial(api.run, "digits", settings=settings, out=path)
+        with pytest.raises(interrupter.Enough):
+            call(**words)
+        spent.append(
+            max(files.load_tensors(file)[1]["wall_seconds"] for file in path.glob("checkpoints/*.safetensors"))
+        )
+    assert 0 < spent[0] < spent[1] < spent[2]
+    assert api.resume(path, device="cpu").summary["wall_seconds"] > spent[2]

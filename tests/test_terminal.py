@@ -1,0 +1,264 @@
+"""What a person sees: curves, estimates, and the screen of a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import select
+import struct
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from cpfl.devices import Fleet
+from cpfl.experiment import Experiment
+from cpfl.federation.session import ClientResult, Closed, Outcome, Session
+from cpfl.terminal import RunView
+from cpfl.terminal import course as courses
+from cpfl.terminal.course import Course, duration, spoken
+from cpfl.terminal.sparkline import LEVELS, LONGEST, Curve
+
+pyte = pytest.importorskip("pyte", reason="pyte, the terminal that these tests look at, is not installed")
+
+
+# Curves.
+
+
+def test_a_curve_falls_from_left_to_right() -> None:
+    curve = Curve()
+    for k in range(8):
+        curve.add(8.0 - k)
+    assert curve.line(20) == LEVELS[::-1]
+    assert len(curve.line(4)) == 4
+    assert Curve().line(10) == ""
+
+
+def test_a_flat_curve_and_a_single_value() -> None:
+    curve = Curve()
+    curve.add(3.0)
+    assert curve.line(10) == LEVELS[0]
+    curve.add(3.0)
+    assert curve.line(10) == 2 * LEVELS[0]
+
+
+def test_a_long_curve_keeps_its_shape_in_little_memory() -> None:
+    curve = Curve()
+    for k in range(100_000):
+        curve.add(abs(k - 50_000))  # a valley in the middle
+    assert len(curve._values) < LONGEST
+    line = curve.line(21)
+    assert line[0] == line[-1] == LEVELS[-1]
+    assert line[10] == LEVELS[0]
+    assert list(line[:10]) == sorted(line[:10], reverse=True)
+
+
+# Estimates.
+
+
+def federation(cohorts: int, **settings: Any) -> tuple[Experiment, list[Session]]:
+    experiment = Experiment(clients=2 * cohorts, cohorts=cohorts, **settings)
+    fleet = Fleet(np.linspace(1, 2, 2 * cohorts), np.full(2 * cohorts, 1000.0))
+    start = {"w": torch.zeros(1)}
+    return experiment, [Session(n, [2 * n, 2 * n + 1], experiment, fleet, 4, start) for n in range(cohorts)]
+
+
+def close(session: Session, loss: float) -> Closed:
+    results = [ClientResult(client, 10, 1, loss, loss) for client in session.open_round().participants]
+    return session.close_round(Outcome({"w": torch.zeros(1)}, results))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Real time, to be set."""
+    clock = Clock()
+    monkeypatch.setattr(courses, "time", clock)
+    return clock
+
+
+def test_nothing_is_said_before_anything_is_known(clock: Clock) -> None:
+    experiment, sessions = federation(2)
+    course = Course(experiment)
+    course.start(sessions)
+    assert course.seconds_left() is None
+    clock.now += 1
+    course.add(sessions[0], close(sessions[0], 1.0))
+    assert course.seconds_left() is None  # the other cohort's pace is unknown
+    assert spoken(None) == ""
+
+
+@pytest.mark.parametrize("cohorts", [1, 3])
+def test_a_fixed_number_of_rounds_is_foretold(clock: Clock, cohorts: int) -> None:
+    experiment, sessions = federation(cohorts, stopping={"rule": "rounds", "rounds": 50})
+    course = Course(experiment)
+    course.start(sessions)
+    for _ in range(10):
+        for session in sessions:
+            clock.now += 0.5
+            course.add(session, close(session, 1.0))
+    least, most = course.seconds_left() or (0, 0)
+    assert least == pytest.approx(40 * cohorts * 0.5)
+    assert most == pytest.approx(least)
+    assert spoken((least, most)).startswith("about ")
+
+
+def test_a_plateau_is_told_with_its_bounds_and_keeps_them(clock: Clock) -> None:
+    """What was promised at any time holds at the end, though cohorts stop at different rounds."""
+    experiment, sessions = federation(3, max_rounds=200, stopping={"patience": 10, "window": 1})
+    course = Course(experiment)
+    course.start(sessions)
+    told: list[tuple[float, float, float]] = []
+    lowest = {0: 15, 1: 60, 2: 150}  # the round of each cohort's minimum
+    while going := [session for session in sessions if not session.stopped]:
+        for session in going:
+            clock.now += 0.1  # one after the other: fewer cohorts go faster
+            course.add(session, close(session, 1 + abs(session.round - lowest[session.cohort]) / 100))
+        if left := course.seconds_left():
+            told.append((clock.now, *left))
+    assert len(told) > 50
+    for at, least, most in told:
+        assert least <= clock.now - at + 0.5
+        assert most >= clock.now - at - 0.5
+    assert "at most" in spoken((told[0][1], told[0][2]))
+
+
+def test_limits_in_hours_count(clock: Clock) -> None:
+    experiment, sessions = federation(1, stopping={"rule": "budget", "hours": 0.01})
+    course = Course(experiment)
+    course.start(sessions)
+    clock.now += 1
+    course.add(sessions[0], close(sessions[0], 1.0))
+    left = course.left(sessions[0])
+    each = sessions[0].clock
+    assert left.most == pytest.approx((36 - each) / each, abs=1)
+    while not sessions[0].stopped:
+        close(sessions[0], 1.0)
+    assert sessions[0].round == pytest.approx(1 + left.most, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "1 s"), (80, "80 s"), (100, "2 min"), (7000, "1.9 h"), (10**5, "28 h"), (10**6, "12 days")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# Screens.
+
+
+def test_plain_lines_elsewhere() -> None:
+    experiment, sessions = federation(2, max_rounds=3)
+    out = io.StringIO()
+    with RunView(Console(file=out, width=160), experiment, 1) as view:
+        view.on_start(sessions)
+        for session in sessions:
+            while not session.stopped:
+                view.on_round(session, close(session, 1.0))
+    assert "\x1b" not in out.getvalue()
+    assert re.findall(r"cohort (\d) stopped after 3 rounds, .* \(max rounds\)", out.getvalue()) == ["0", "1"]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 24), (60, 10), (200, 60)])
+@pytest.mark.parametrize("cohorts", [1, 18, 200])
+def test_any_view_fits_its_screen(width: int, height: int, cohorts: int) -> None:
+    experiment, sessions = federation(cohorts, max_rounds=40, stopping={"patience": 30})
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True)
+    view = RunView(console, experiment, 1)
+    view.on_start(sessions)
+    for session in sessions:
+        for k in range(40 if session.cohort % 3 == 1 else 20):
+            view.on_round(session, close(session, 2.0 - k / 100))
+    lines = ["".join(part.text for part in line).rstrip() for line in console.render_lines(view._draw(), pad=False)]
+    assert len(lines) <= height
+    assert max(map(len, lines)) < width
+    rows = [line for line in lines if re.match(r" +\d+ +[24]0 ", line)]
+    if len(rows) < cohorts:
+        found = re.search(r"and (\d+) more: (\d+) training, (\d+) stopped", lines[-1])
+        assert found is not None
+        more, training, stopped = map(int, found.groups())
+        assert more == training + stopped == cohorts - len(rows)
+        assert not any("stopped" in row for row in rows)  # those that still train are worth more
+    else:
+        assert len(rows) == cohorts
+    assert any(LEVELS[-1] in row and LEVELS[0] in row for row in rows)
+
+
+def screens(words: list[str], rows: int, columns: int, cwd: Path) -> tuple[list[list[str]], int]:
+    """What appears in a real terminal, a few times a second, and the exit code."""
+    pid, handle = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        environment = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+        os.execve(sys.executable, [sys.executable, "-m", "cpfl", *words], environment)
+    fcntl.ioctl(handle, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    screen = pyte.Screen(columns, rows)
+    stream = pyte.ByteStream(screen)
+    seen: list[list[str]] = []
+    taken = time.monotonic()
+    while True:
+        ready, _, _ = select.select([handle], [], [], 0.05)
+        if ready:
+            try:
+                content = os.read(handle, 1 << 16)
+            except OSError:  # the other side has closed
+                break
+            stream.feed(content)
+        elif time.monotonic() - taken > 0.2:  # not in the middle of a drawing
+            taken = time.monotonic()
+            seen.append([line.rstrip() for line in screen.display])
+    seen.append([line.rstrip() for line in screen.display])
+    return seen, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize(("columns", "cohorts"), [(80, 4), (160, 40)])
+def test_a_run_in_a_real_terminal(tmp_path: Path, columns: int, cohorts: int) -> None:
+    settings = [f"cohorts={cohorts}", "max_rounds=60", "stopping.patience=25", "distillation.epochs=20"]
+    words = ["run", "digits", "--engine", "reference", *(f"--set={word}" for word in settings), "--out", "r"]
+    seen, code = screens(words, 24, columns, tmp_path)
+    assert code == 0
+    live = [screen for screen in seen if any(re.match(r" +cohort +rounds", line) for line in screen)]
+    assert len(live) >= 3
+    for screen in live:
+        header = next(line for line in screen if line.startswith("federate"))
+        assert f"of {cohorts} stopped" in header
+    assert any("left" in line for screen in live for line in screen)
+    assert any("no gain" in line and LEVELS[0] in line for screen in live for line in screen)
+    if cohorts == 4:
+        assert any("stopped:" in line for screen in live for line in screen)
+        rows = [line for line in live[-1] if re.match(r" +\d+ +\d+ +\d+\.\d\d ", line)]
+        assert len(rows) == 4
+    else:
+        assert any(re.search(r"and 2\d more: \d+ training, \d+ stopped", line) for line in live[-1])
+    assert not any(line.startswith("federate") for line in seen[-1])  # the view goes, the outcome stays
+    assert any(line.startswith("global model") for line in seen[-1])
+
+
+def test_a_sweep_in_a_real_terminal(tmp_path: Path) -> None:
+    settings = ["max_rounds=40", "distillation.epochs=2"]
+    words = ["sweep", "digits", "--cohorts", "1,2,4", *(f"--set={word}" for word in settings), "--out", "s"]
+    seen, code = screens(words, 24, 80, tmp_path)
+    assert code == 0
+    progress = [line for screen in seen for line in screen if line.startswith("sweep ")]
+    assert any(re.search(r"[12] of 3 runs ended · [\d,]+ rounds · about .* left", line) for line in progress)
+    text = "\n".join(seen[-1])
+    assert len(re.findall(r"^n = [124], seed 90: ", text, re.MULTILINE)) == 3
+    assert "What n costs and gains" in text
