@@ -18,6 +18,7 @@ from cpfl.runs.folder import RunFolder
 COLUMNS = ("path", "name", "cohorts", "clients", "seed", "state", "rounds", "hours", "student_accuracy")
 MEASURES = (
     "teacher_accuracy_mean",
+    "teacher_accuracy_std",
     "ensemble_accuracy",
     "student_accuracy",
     "hours",
@@ -66,7 +67,7 @@ def by_cohorts(summaries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         groups[summary["cohorts"]].append(summary)
     rows = []
     for n, group in sorted(groups.items()):
-        row: dict[str, Any] = {"cohorts": n, "seeds": len(group)}
+        row: dict[str, Any] = {"cohorts": n, "seeds": len(group), "cut_off": sum(s.get("cut_off", 0) for s in group)}
         for key in MEASURES:
             values = [summary[key] for summary in group]
             row[key] = statistics.fmean(values)
@@ -74,8 +75,8 @@ def by_cohorts(summaries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         rows.append(row)
     base = next((row for row in rows if row["cohorts"] == 1), None)
     for row in rows:
-        row["speed_up"] = base["hours"] / row["hours"] if base else None
-        row["cpu_saving"] = base["cpu_hours"] / row["cpu_hours"] if base else None
+        for ratio, key in (("speed_up", "hours"), ("cpu_saving", "cpu_hours")):
+            row[ratio] = base[key] / row[key] if base and row[key] else None
     return rows
 
 
@@ -92,6 +93,60 @@ def trade_off(summaries: Iterable[Mapping[str, Any]], width: int) -> Table:
     if several:
         table.caption = f"mean ± standard deviation over {max(row['seeds'] for row in rows)} seeds"
     return table
+
+
+class _Cell(NamedTuple):
+    head: str
+    key: str
+    places: int
+    spread: str = ""
+    published: str = ""
+    unit: str = ""
+
+
+CELLS = (
+    _Cell("n", "cohorts", 0),
+    _Cell("teachers %", "teacher_accuracy_mean", 1, "teacher_accuracy_std", "teachers"),
+    _Cell("student %", "student_accuracy", 1, "student_accuracy_spread", "student"),
+    _Cell("gain", "gain", 1),
+    _Cell("ensemble %", "ensemble_accuracy", 1, "ensemble_accuracy_spread"),
+    _Cell("hours", "hours", 2, "hours_spread", "hours"),
+    _Cell("CPU hours", "cpu_hours", 1, "cpu_hours_spread", "cpu_hours"),
+    _Cell("traffic GB", "comm_gb", 2, "comm_gb_spread"),
+    _Cell("rounds", "rounds", 0, "rounds_spread"),
+    _Cell("faster", "speed_up", 2, unit="×"),
+    _Cell("CPU saved", "cpu_saving", 2, unit="×"),
+    _Cell("seeds", "seeds", 0),
+)
+
+
+def cells(rows: Iterable[Mapping[str, Any]], published: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The paper's teacher and student table, and what n costs, as text; published figures beside one's own."""
+    printed = {row["n"]: row for row in published}
+    body = []
+    for row in rows:
+        alone = row["cohorts"] == 1  # its model is the result: there is no teacher, nothing is distilled
+        gain = None if alone else row["student_accuracy"] - row["teacher_accuracy_mean"]
+        own = {**row, "gain": gain} | (dict.fromkeys(("teacher_accuracy_mean", "ensemble_accuracy")) if alone else {})
+        paper = printed.get(row["cohorts"], {})
+        body.append([{"text": _own(own, cell), "paper": _printed(paper, cell)} for cell in CELLS])
+    return {"head": [cell.head for cell in CELLS], "rows": body}
+
+
+def _own(row: Mapping[str, Any], cell: _Cell) -> str:
+    if row[cell.key] is None:
+        return "–"
+    several = row["seeds"] > 1 or cell.spread == "teacher_accuracy_std"
+    spread = f" ± {row[cell.spread]:,.{cell.places}f}" if cell.spread and several else ""
+    return f"{row[cell.key]:,.{cell.places}f}{spread}{cell.unit}"
+
+
+def _printed(paper: Mapping[str, Any], cell: _Cell) -> str:
+    if cell.published not in paper:
+        return ""
+    spread = paper.get(f"{cell.published}_spread")
+    value = f"{paper[cell.published]:,.4g}"
+    return value if spread is None else f"{value} ± {spread:g}"
 
 
 def overview(paths: Iterable[Path]) -> list[dict[str, Any]]:

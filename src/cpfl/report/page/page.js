@@ -1,0 +1,120 @@
+"use strict";
+// Draws the figures in the page's colours, and keeps a page fresh that has an address to ask.
+(() => {
+  const drawn = new Map(); // id -> {spec, view}
+  const main = document.getElementById("report");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let figures = JSON.parse(document.getElementById("figures").textContent);
+
+  function colours() {
+    const css = getComputedStyle(document.documentElement);
+    const of = (name) => css.getPropertyValue(name).trim();
+    const [ink, quiet, line] = [of("--ink"), of("--quiet"), of("--line")];
+    const font = "system-ui, sans-serif";
+    return {
+      background: "transparent",
+      font,
+      axis: { labelColor: quiet, titleColor: quiet, gridColor: line, domainColor: line, tickColor: line },
+      legend: { labelColor: ink, titleColor: quiet },
+      text: { color: ink },
+    };
+  }
+
+  const shape = ({ datasets, ...rest }) => JSON.stringify(rest);
+  const menus = (spec) => (spec.params || []).filter((param) => param.bind).map((param) => param.name);
+
+  async function draw(id) {
+    const place = main.querySelector(`[data-figure="${CSS.escape(id)}"]`);
+    if (!place) return;
+    const old = drawn.get(id);
+    const chosen = old ? menus(old.spec).map((name) => [name, old.view.signal(name)]) : [];
+    const focused = place.contains(document.activeElement);
+    if (old) old.view.finalize();
+    const config = colours();
+    if (place.clientWidth < 420) config.legend.columns = 2;
+    const { view } = await vegaEmbed(place, figures[id], {
+      actions: false,
+      renderer: "svg",
+      config,
+      tooltip: { theme: dark.matches ? "dark" : "light" },
+      logLevel: 1, // errors only: while no cohort has stopped, vega would warn that there are no stops
+    });
+    drawn.set(id, { spec: figures[id], view });
+    const offered = Object.fromEntries((figures[id].params || []).map((param) => [param.name, param.bind]));
+    for (const [name, value] of chosen) {
+      if (offered[name] && offered[name].options.includes(value)) await view.signal(name, value).runAsync();
+    }
+    for (const select of place.querySelectorAll("select")) {
+      const label = select.closest("label") || select.parentElement;
+      select.setAttribute("aria-label", `${label.textContent.includes("run") ? "run" : "n"} that is drawn`);
+      if (focused) select.focus();
+    }
+    place.dataset.drawn = "yes";
+  }
+
+  // Where only the rows are new the picture stays: so does a menu that somebody has open.
+  async function redraw(id) {
+    const old = drawn.get(id);
+    if (!old || shape(old.spec) !== shape(figures[id])) return draw(id);
+    let changed = false;
+    for (const [name, rows] of Object.entries(figures[id].datasets)) {
+      if (JSON.stringify(rows) === JSON.stringify(old.spec.datasets[name])) continue;
+      old.view.data(name, rows);
+      changed = true;
+    }
+    drawn.set(id, { spec: figures[id], view: old.view });
+    if (changed) await old.view.runAsync();
+  }
+
+  async function drawAll() {
+    for (const id of Object.keys(figures)) await draw(id);
+    document.documentElement.dataset.ready = "yes";
+  }
+
+  const parts = (root) => new Map([...root.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, part]));
+  const pictures = (root) => [...root.querySelectorAll("[data-figure]")].map((place) => place.dataset.figure).join();
+  let told = new Map([...parts(main)].map(([key, part]) => [key, part.innerHTML]));
+
+  // Only what has changed is replaced, so that nobody loses the place where they read.
+  async function update(next) {
+    const page = new DOMParser().parseFromString(next.body, "text/html").body;
+    const [now, then] = [parts(main), parts(page)];
+    figures = next.figures;
+    const same = [...now.keys()].join() === [...then.keys()].join() && pictures(main) === pictures(page);
+    if (same) {
+      for (const [key, part] of then) if (told.get(key) !== part.innerHTML) now.get(key).innerHTML = part.innerHTML;
+    } else {
+      for (const { view } of drawn.values()) view.finalize();
+      drawn.clear();
+      main.style.minHeight = `${main.offsetHeight}px`; // until all is drawn again, else the page would jump
+      main.innerHTML = next.body;
+    }
+    told = new Map([...then].map(([key, part]) => [key, part.innerHTML]));
+    for (const id of Object.keys(figures)) await redraw(id);
+    main.style.minHeight = "";
+  }
+
+  async function ask(address, seconds) {
+    const gone = document.getElementById("gone");
+    let last = "";
+    for (;;) {
+      await new Promise((wake) => setTimeout(wake, 1000 * seconds));
+      if (document.hidden) continue;
+      try {
+        const answer = await fetch(address, { cache: "no-cache" });
+        const text = await answer.text();
+        if (answer.ok && text !== last) await update(JSON.parse((last = text)));
+        gone.hidden = answer.ok;
+      } catch {
+        gone.hidden = false; // it may come back
+      }
+    }
+  }
+
+  dark.addEventListener("change", drawAll);
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
+  drawAll().then(() => {
+    const address = document.body.dataset.refresh;
+    if (address) ask(address, 2);
+  });
+})();

@@ -1,0 +1,221 @@
+"""The page in a real Chromium, offline: no error, every figure drawn, legible at any width and in both schemes."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cpfl
+from cpfl.report import page as pages
+from cpfl.report.content import content
+from cpfl.report.tables import find_runs
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+    # Chromium's helpers may outlive the driver's pipes by a moment.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def reported(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A studied report, with every picture."""
+    runs = Path(shutil.copytree(made, tmp_path_factory.mktemp("browsed") / "runs"))
+    cpfl.study(find_runs(runs))
+    return cpfl.report(runs).page
+
+
+class Visit:
+    """A page that is open, with all that it complained about or asked for."""
+
+    def __init__(self, browser: Any, address: str, width: int = 1280, scheme: str = "light", offline: bool = True):
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=offline, reduced_motion="reduce"
+        )
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(address)
+        self.page.wait_for_selector("html[data-ready=yes]")
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+
+MARKS = """place => [...place.querySelectorAll('svg .mark-line path, svg .mark-symbol path, svg .mark-rect path')]
+    .filter(mark => mark.getBoundingClientRect().width + mark.getBoundingClientRect().height > 0).length"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_opens_offline_and_draws_everything(browser: Any, reported: Path, width: int, scheme: str) -> None:
+    with Visit(browser, reported.as_uri(), width, scheme) as visit:
+        page = visit.page
+        places = page.query_selector_all("[data-figure]")
+        assert len(places) == 12
+        for place in places:
+            assert place.evaluate(MARKS) >= 2, place.get_attribute("data-figure")
+            drawing, figure = place.query_selector("svg").bounding_box(), place.bounding_box()
+            assert drawing["width"] > 0.8 * figure["width"]
+            assert drawing["x"] + drawing["width"] <= width, "nothing is cut off at the right"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert visit.complaints == []
+        assert [address for address in visit.asked if not address.startswith(("file:", "data:"))] == []
+        ink, paper = (page.evaluate(f"getComputedStyle(document.body).{key}") for key in ("color", "backgroundColor"))
+        assert (_luminance(ink) < _luminance(paper)) == (scheme == "light")
+        labels = page.query_selector("svg .role-axis-label text").evaluate("text => getComputedStyle(text).fill")
+        lighter, darker = sorted((_luminance(labels), _luminance(paper)), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, "axis labels can be read"
+
+
+def test_by_keyboard_alone(browser: Any, reported: Path) -> None:
+    with Visit(browser, reported.as_uri()) as visit:
+        page, reached = visit.page, set()
+        for _ in range(120):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate("document.activeElement.outerHTML.slice(0, 160)"))
+        told = " ".join(reached)
+        assert "Skip to the report" in told
+        assert "<select" in told
+        assert 'role="region"' in told
+        assert "figures/trade-off.pdf" in told
+        assert "<summary" in told
+        page.select_option("[data-figure=timeline] select", "2")
+        page.wait_for_function(
+            "document.querySelectorAll('[data-figure=timeline] .mark-text.role-mark text').length == 2"
+        )
+        assert visit.complaints == []
+
+
+def test_headings_and_landmarks(browser: Any, reported: Path) -> None:
+    with Visit(browser, reported.as_uri()) as visit:
+        count = visit.page.locator
+        assert count("h1").count() == 1
+        assert count("main").count() == 1
+        assert count("nav a").count() >= 4
+        for link in visit.page.query_selector_all("nav a"):
+            assert count(link.get_attribute("href")).count() == 1
+        assert count("figure figcaption").count() == count("figure").count() == 12
+        assert count("[data-figure][aria-roledescription=visualization][aria-label]").count() == 12
+
+
+def test_names_cannot_act_in_a_browser(browser: Any, made: Path, tmp_path: Path) -> None:
+    runs = Path(shutil.copytree(made, tmp_path / "<img src=x onerror=alert(1)>"))
+    path = runs / "n1-seed90" / "experiment.toml"
+    evil = "</script><script>alert(2)</script>"
+    path.write_text(path.read_text().replace('column = ""', f'column = "{evil}"'))
+    written = cpfl.report(runs)
+    assert len(written.content["groups"]) == 2
+    with Visit(browser, written.page.as_uri()) as visit:
+        assert visit.complaints == []
+        assert "<script>alert(2)" in visit.page.inner_text("main")
+
+
+def test_a_run_that_goes_on(browser: Any, unfinished: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(unfinished, runs / "open")
+    with Visit(browser, cpfl.report(runs).page.as_uri()) as visit:
+        places = visit.page.query_selector_all("[data-figure]")
+        assert {place.get_attribute("data-figure") for place in places} >= {"validation-loss", "timeline"}
+        for place in places:
+            assert place.evaluate(MARKS) >= 2
+        assert visit.complaints == []
+
+
+def test_two_hundred_cohorts(browser: Any, made: Path, tmp_path: Path) -> None:
+    """A run with 200 cohorts, from a small real one: still drawn, quickly, in a page that is not large."""
+    runs = tmp_path / "runs"
+    shutil.copytree(made / "n1-seed90", runs / "n1-seed90")
+    many = runs / "n200-seed90"
+    shutil.copytree(made / "n4-seed90", many, ignore=shutil.ignore_patterns("snapshots", "checkpoints"))
+    path = many / "experiment.toml"
+    path.write_text(path.read_text().replace("cohorts = 4", "cohorts = 200").replace("clients = 8", "clients = 400"))
+    path = runs / "n1-seed90" / "experiment.toml"
+    path.write_text(path.read_text().replace("clients = 8", "clients = 400"))
+    about, summary = (json.loads((many / name).read_text()) for name in ("run.json", "summary.json"))
+    for key in ("plan", "label_counts"):
+        about[key] = [about[key][i % 4] for i in range(200)]
+    summary |= {"cohorts": 200, "by_cohort": [summary["by_cohort"][i % 4] | {"cohort": i} for i in range(200)]}
+    (many / "run.json").write_text(json.dumps(about))
+    (many / "summary.json").write_text(json.dumps(summary))
+    for i in range(4, 200):
+        shutil.copy(many / "rounds" / f"cohort-{i % 4:04d}.jsonl", many / "rounds" / f"cohort-{i:04d}.jsonl")
+    written = cpfl.report(runs)
+    assert written.page.stat().st_size < 5e6
+    with Visit(browser, written.page.as_uri(), 390) as visit:
+        assert visit.complaints == []
+        lines = visit.page.query_selector("[data-figure=validation-loss]").evaluate(MARKS)
+        bars = visit.page.query_selector("[data-figure=timeline]").evaluate(MARKS)
+        assert lines >= 200
+        assert bars >= 400
+        took = visit.page.evaluate("performance.now()")
+        assert took < 10_000  # a second on an idle machine; this one may be busy
+
+
+def test_a_page_that_is_kept_fresh(browser: Any, runs: Path) -> None:
+    """The page asks for the tree again: what is new appears, and what somebody chose stays chosen."""
+    hidden = runs.parent / "hidden"
+    shutil.move(runs / "n4-seed91", hidden)
+    tree = content(find_runs(runs))
+    answers = {"/": pages.render(tree, refresh="/fresh.json"), "/fresh.json": json.dumps(pages.fresh(tree))}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json" if "json" in self.path else "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(answers[self.path].encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        with Visit(browser, f"http://127.0.0.1:{server.server_port}/", offline=False) as visit:
+            page = visit.page
+            assert "5 runs" in page.inner_text("main")
+            page.select_option("[data-figure=timeline] select", "1")
+            page.evaluate("document.querySelector('h1').parentElement.dataset.seen = 'yes'")
+            shutil.move(hidden, runs / "n4-seed91")
+            later = content(find_runs(runs))
+            answers["/fresh.json"] = json.dumps(pages.fresh(later))
+            page.wait_for_function("document.querySelector('.runs').rows.length == 7", timeout=20_000)
+            assert page.input_value("[data-figure=timeline] select") == "1"
+            assert page.locator("[data-seen=yes]").count() == 1, "what had not changed was left where it is"
+            drawn = page.query_selector("[data-figure=samples]").evaluate(MARKS)
+            assert drawn >= 2 * 2 + 2 * 4
+            assert visit.complaints == []
+        server.shutdown()
+        thread.join()
+
+
+def _luminance(colour: str) -> float:
+    """Of a CSS rgb(), after the web's accessibility guidelines."""
+    parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,0 +1,180 @@
+"""What the pictures and tables show is what the run folders hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpfl.report.content import all_figures, content
+from cpfl.report.points import thinned
+from cpfl.report.tables import find_runs
+
+Summaries = dict[tuple[int, int], dict[str, Any]]
+Change = Callable[[Path, Callable[[dict[str, Any]], None]], None]
+
+
+def values(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """All rows that a specification carries."""
+    named = [row for rows in spec.get("datasets", {}).values() for row in rows]
+    own = spec.get("data", {}).get("values", [])
+    return [*named, *own, *(row for layer in spec.get("layer", ()) for row in values(layer))]
+
+
+def figure(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(figure for figure in all_figures(tree) if figure["id"] == name)
+
+
+@pytest.fixture(scope="module")
+def tree(made: Path) -> dict[str, Any]:
+    return content(find_runs(made))
+
+
+def test_every_picture_of_the_paper(tree: dict[str, Any]) -> None:
+    names = {figure["id"] for figure in all_figures(tree)}
+    assert names >= {"trade-off", "accuracy-against-n", "hours-against-n", "cpu-hours-against-n", "traffic-against-n"}
+    assert names >= {"validation-loss", "timeline", "finish-times", "samples"}
+    json.dumps(tree, allow_nan=False)  # plain data, nothing else
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("hours-against-n", "hours"), ("cpu-hours-against-n", "cpu_hours"), ("traffic-against-n", "comm_gb")],
+)
+def test_mean_and_spread_over_seeds(tree: dict[str, Any], summaries: Summaries, name: str, key: str) -> None:
+    rows = {row["n"]: row for row in values(figure(tree, name)["spec"])}
+    assert set(rows) == {1, 2, 4}
+    for n, row in rows.items():
+        of_seeds = [summaries[n, seed][key] for seed in (90, 91)]
+        assert row["value"] == pytest.approx(sum(of_seeds) / 2)
+        assert row["high"] - row["value"] == pytest.approx(abs(of_seeds[0] - of_seeds[1]) / 2)
+
+
+def test_the_table_is_the_papers(tree: dict[str, Any], summaries: Summaries) -> None:
+    table = tree["groups"][0]["table"]
+    rows = {row[0]["text"]: dict(zip(table["head"], (c["text"] for c in row), strict=True)) for row in table["rows"]}
+    of_four = [summaries[4, seed] for seed in (90, 91)]
+    teachers = statistics.fmean(s["teacher_accuracy_mean"] for s in of_four)
+    student = statistics.fmean(s["student_accuracy"] for s in of_four)
+    assert rows["4"]["teachers %"].startswith(f"{teachers:.1f} ± ")
+    assert rows["4"]["student %"].startswith(f"{student:.1f} ± ")
+    assert rows["4"]["gain"] == f"{student - teachers:.1f}"
+    assert rows["1"]["teachers %"] == "–"
+
+
+def test_finish_times(tree: dict[str, Any], summaries: Summaries) -> None:
+    rows = values(figure(tree, "finish-times")["spec"])
+    for n in (1, 2, 4):
+        hours = [cohort["hours"] for seed in (90, 91) for cohort in summaries[n, seed]["by_cohort"]]
+        last = next(row for row in rows if row["n"] == n and row.get("last"))
+        assert last["hours"] == pytest.approx(max(hours), rel=1e-4)
+        assert last["share"] == 100
+        for row in rows:
+            if row["n"] == n and row["hours"]:
+                ended = sum(hour <= row["hours"] * 1.0001 for hour in hours)
+                assert row["share"] == pytest.approx(100 * ended / len(hours), rel=1e-3)
+
+
+def test_losses_and_stops(tree: dict[str, Any], made: Path) -> None:
+    rows = values(figure(tree, "validation-loss")["spec"])
+    for n in (2, 4):
+        for cohort in range(n):
+            text = (made / f"n{n}-seed90" / "rounds" / f"cohort-{cohort:04d}.jsonl").read_text()
+            last = json.loads(text.splitlines()[-1])
+            stop = [row for row in rows if row["n"] == n and row["cohort"] == cohort and "stop" in row]
+            assert len(stop) == 1
+            assert stop[0]["hours"] == pytest.approx(last["clock"] / 3600, rel=1e-4)
+            assert stop[0]["loss"] == pytest.approx(last["average"], rel=1e-4)
+
+
+def test_the_timeline_adds_up(tree: dict[str, Any], made: Path) -> None:
+    rows = [row for row in values(figure(tree, "timeline")["spec"]) if row["n"] == 4]
+    bars = {row["cohort"]: row for row in rows}
+    for cohort, bar in bars.items():
+        text = (made / "n4-seed90" / "rounds" / f"cohort-{cohort:04d}.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        busy = sum(line["cpu_seconds"] / len(line["participants"]) for line in lines)
+        assert bar["rounds"] == len(lines)
+        assert bar["busy"] * 3600 == pytest.approx(busy, rel=1e-4)
+        assert bar["waited"] == pytest.approx(100 * (1 - busy / lines[-1]["clock"]), rel=1e-3)
+        assert 0 <= bar["busy"] <= bar["hours"] * 1.0001
+    ordered = sorted(bars.values(), key=lambda bar: bar["top"])
+    assert [bar["hours"] for bar in ordered] == sorted(bar["hours"] for bar in bars.values())
+
+
+def test_samples_are_those_of_the_cohort(tree: dict[str, Any], made: Path) -> None:
+    counts = json.loads((made / "n2-seed91" / "run.json").read_text())["label_counts"]
+    rows = values(figure(tree, "samples")["spec"])
+    assert sorted(r["samples"] for r in rows if (r["n"], r["seed"]) == (2, 91)) == sorted(map(sum, counts))
+
+
+def test_experiments_that_differ_are_kept_apart(runs: Path) -> None:
+    for seed in (90, 91):
+        for n in (1, 2):
+            path = runs / f"n{n}-seed{seed}" / "experiment.toml"
+            path.write_text(path.read_text().replace("alpha = 0.5", "alpha = 3.0"))
+    tree = content(find_runs(runs))
+    assert [group["label"] for group in tree["groups"]] == ["digits, α = 0.5", "digits, α = 3"]
+    assert [len(group["runs"]) for group in tree["groups"]] == [2, 4]
+    assert "2 different experiments" in tree["notes"][0]
+    together = figure(tree, "all-accuracy-against-n")
+    assert {row["experiment"] for row in values(together["spec"])} == {"digits, α = 0.5", "digits, α = 3"}
+    assert len({figure["id"] for figure in all_figures(tree)}) == len(all_figures(tree))
+
+
+def test_what_is_kept_does_not_make_another_experiment(runs: Path) -> None:
+    path = runs / "n2-seed90" / "experiment.toml"
+    path.write_text(path.read_text().replace('snapshots = "2 rounds"', 'snapshots = ""'))
+    assert len(content(find_runs(runs))["groups"]) == 1
+
+
+def test_published_figures_stand_beside(runs: Path, change: Change) -> None:
+    carried = {"source": "A paper", "by_n": [{"n": 2, "student": 12.5, "student_spread": 0.5, "hours": 3}], "at": []}
+    for path in runs.glob("*/run.json"):
+        change(path, lambda about: about.update(published=carried))
+    tree = content(find_runs(runs))
+    row = next(row for row in tree["groups"][0]["table"]["rows"] if row[0]["text"] == "2")
+    assert [cell["paper"] for cell in row if cell["paper"]] == ["12.5 ± 0.5", "3"]
+    for name in ("trade-off", "accuracy-against-n", "hours-against-n"):
+        made = figure(tree, name)
+        assert "Hollow diamonds" in made["caption"]
+        assert any(12.5 in row.values() or 3 in row.values() for row in values(made["spec"]))
+    assert "Hollow" not in figure(tree, "traffic-against-n")["caption"]
+
+
+@pytest.mark.parametrize("carried", ["text", {"by_n": 3}, {"by_n": [{"n": "x"}], "at": []}, {"by_n": [[]], "at": []}])
+def test_published_figures_of_a_foreign_form(runs: Path, change: Change, carried: object) -> None:
+    change(runs / "n2-seed90" / "run.json", lambda about: about.update(published=carried))
+    damaged = content(find_runs(runs))["damaged"]
+    assert [(Path(run["path"]).name, "published" in run["reason"]) for run in damaged] == [("n2-seed90", True)]
+
+
+def test_damage_that_only_a_picture_meets(runs: Path) -> None:
+    """The summary is fine, a round is not: the other seed is drawn instead, and the run is named."""
+    (runs / "n4-seed90" / "rounds" / "cohort-0001.jsonl").write_text('{"round": 1}\n')
+    tree = content(find_runs(runs))
+    assert [Path(run["path"]).name for run in tree["damaged"]] == ["n4-seed90"]
+    assert "cohort-0001.jsonl is damaged" in tree["damaged"][0]["reason"]
+    assert any(row["n"] == 4 for row in values(figure(tree, "validation-loss")["spec"]))
+
+
+@pytest.mark.parametrize("value", [None, "much", math.inf])
+def test_a_summary_without_its_numbers(runs: Path, change: Change, value: object) -> None:
+    change(runs / "n2-seed91" / "summary.json", lambda summary: summary.update(hours=value))
+    tree = content(find_runs(runs))
+    assert [Path(run["path"]).name for run in tree["damaged"]] == ["n2-seed91"]
+    assert "hours" in tree["damaged"][0]["reason"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 99, 100, 101, 5000])
+def test_thinned_curves_keep_their_ends(count: int) -> None:
+    rows = list(range(count))
+    kept = thinned(rows, 100)
+    assert len(kept) == min(count, 100)
+    assert (kept[0], kept[-1]) == (0, count - 1)
+    assert kept == sorted(set(kept))

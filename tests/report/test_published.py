@@ -1,0 +1,85 @@
+"""The paper's figures travel in the run folder."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from cpfl import experiment_file
+from cpfl.presets.published import published
+
+if TYPE_CHECKING:
+    from conftest import Command
+
+
+def of(preset: str, **settings: Any) -> dict[str, Any] | None:
+    return published(experiment_file.with_settings(experiment_file.load(preset), settings))
+
+
+def test_what_was_printed() -> None:
+    hard = of("cifar10")
+    assert hard is not None
+    by_n = {row["n"]: row for row in hard["by_n"]}
+    assert by_n[4] == {
+        "n": 4, "teachers": 65.76, "teachers_spread": 2.63, "student": 69.79, "student_spread": 0.55,
+        "hours": 218, "cpu_hours": 4249,
+    }  # fmt: skip
+    assert round(by_n[200]["hours"]) == 59
+    assert round(by_n[200]["cpu_hours"]) == 634
+    assert {(row["n"], row["hours"]): row["student"] for row in hard["at"]}[16, 15] == 56.7
+    even = of("cifar10", **{"data.alpha": 1.0})
+    assert even is not None
+    assert [row["n"] for row in even["by_n"]] == [4, 16, 64, 200]
+    assert even["at"] == []
+    letters = of("femnist", cohorts=64, seed=3)
+    assert letters is not None
+    assert {row["n"]: row.get("student") for row in letters["by_n"]} == {1: 77.4, 4: None, 64: 65.7}
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings"),
+    [("digits", {}), ("mnist-writers", {}), ("cifar10", {"clients": 100}), ("cifar10", {"model.name": "mlp"})],
+)
+def test_none_for_other_experiments(preset: str, settings: dict[str, Any]) -> None:
+    assert of(preset, **settings) is None
+
+
+def test_an_alpha_that_the_paper_only_draws() -> None:
+    middle = of("cifar10", **{"data.alpha": 0.3})
+    assert middle is not None
+    assert middle["by_n"] == []
+
+
+def test_they_travel_in_the_run_folder(cpfl_command: Command, tmp_path: Path) -> None:
+    """A real run of the preset, on images that only look like its data."""
+    rng = np.random.default_rng(0)
+    for name, split, labels in (("cifar10", "train", 800), ("cifar10", "test", 20), ("public", "train", 0)):
+        images = rng.integers(0, 256, (labels or 40, 32, 32, 3), dtype=np.uint8)
+        columns: dict[str, Any] = {"image": [{"bytes": _png(image), "path": None} for image in images]}
+        if labels:
+            columns["label"] = np.arange(labels) % 10
+        (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(columns), tmp_path / "data" / name / f"{split}-00000-of-00001.parquet")
+    words = [("data.public", "public"), ("devices.trace", "synthetic"), ("max_rounds", 1), ("distillation.epochs", 1)]
+    chosen = [word for key, value in words for word in ("--set", f"{key}={value}")]
+    cpfl_command("run", "cifar10", "--data", "data", "--out", "run", *chosen).good()
+    carried = json.loads((tmp_path / "run" / "run.json").read_text())["published"]
+    assert carried == of("cifar10")
+    cpfl_command("report", "run").good()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "69.79 ± 0.55" in page
+    assert "the paper advises n between 4 and 16" in page
+
+
+def _png(image: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, "PNG")
+    return out.getvalue()
