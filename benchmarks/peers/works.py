@@ -104,10 +104,11 @@ class Report:
     def write(self, **more: object) -> None:
         """Judge the kept model and hand everything to run.py."""
         x, y, _ = load(self._words.arrays)
-        model = build(self._words.model)
+        x, y = x.to(self._words.device), y.to(self._words.device)
+        model = build(self._words.model).to(self._words.device)
         before, after = loss(model, x, y), None
         if self.judged is not None:
-            model.load_state_dict({name: value.cpu() for name, value in self.judged.items()})
+            model.load_state_dict(self.judged)
             after = loss(model, x, y)
         about = {"python": sys.version.split()[0], "torch": torch.__version__, **more}
         told = {"events": self.events, "loss": [before, after], "about": about}
