@@ -138,7 +138,11 @@ def wire_bytes(model: Model, state: State) -> int:
 
 def seed_torch(seed: int, purpose: str, *address: int) -> None:
     """What a model draws by itself, as dropout does, comes by address too. Call it inside torch.random.fork_rng."""
-    torch.manual_seed(int(stream(seed, purpose, *address).integers(2**63)))
+    number = int(stream(seed, purpose, *address).integers(2**63))
+    if torch.cuda.is_initialized():
+        torch.manual_seed(number)
+    else:  # the same without a GPU, which torch.manual_seed would take a walk through the call stack to remember
+        torch.default_generator.manual_seed(number)
 
 
 def choose_arithmetic(precision: str) -> None:

@@ -66,10 +66,11 @@ class Crew:
     def work(self, on_done: Done) -> None:
         """Do all jobs that wait and that `on_done` adds."""
         if self._count == 1:
-            trainer = Trainer(self._problem)
-            while self.waiting:
-                job = self.waiting.popleft()
-                on_done(job, _do(trainer, self.places, self.slots, job, 0), 0)
+            with torch.random.fork_rng(devices=[]), models.threads(1):
+                trainer = Trainer(self._problem)
+                while self.waiting:
+                    job = self.waiting.popleft()
+                    on_done(job, _do(trainer, self.places, self.slots, job, 0), 0)
             return
         workers: list[_Worker] = []
         try:
@@ -161,7 +162,6 @@ class _Worker:
 
 
 def _do(trainer: Trainer, places: Rows, slots: Rows, job: Job, slot: int) -> float | list[float]:
-    with torch.random.fork_rng(devices=[]), models.threads(1):
-        if job.kind == "train":
-            return trainer.train(places, job.place, slots, slot, job.clients[0], job.round)
-        return trainer.judge(places, job.place, job.clients, job.round)
+    if job.kind == "train":
+        return trainer.train(places, job.place, slots, slot, job.clients[0], job.round)
+    return trainer.judge(places, job.place, job.clients, job.round)
