@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/ready
 	rm -rf runs/demo
 	$(BIN)/cpfl sweep digits --cohorts 1,2,4,8 --seeds 90,91,92 --engine lanes --jobs 2 --out runs/demo
+	$(BIN)/cpfl report runs/demo
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -139,7 +139,7 @@ def wire_bytes(model: Model, state: State) -> int:
 def seed_torch(seed: int, purpose: str, *address: int) -> None:
     """What a model draws by itself, as dropout does, comes by address too. Call it inside torch.random.fork_rng."""
     number = int(stream(seed, purpose, *address).integers(2**63))
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.manual_seed(number)
     else:  # the same without a GPU, which torch.manual_seed would take a walk through the call stack to remember
         torch.default_generator.manual_seed(number)

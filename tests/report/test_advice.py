@@ -62,6 +62,14 @@ def test_nothing_to_choose_between() -> None:
     assert "Only n = 4" in only.sentence
 
 
+def test_a_loss_just_above_the_limit_does_not_look_like_it() -> None:
+    advice = advise([row(1, 70, 10), row(2, 69, 9.6), row(4, 67.96, 5)], 2)
+    assert "hardly sooner than plain federated learning" in advice.sentence
+    assert any(
+        "loses 2.04 points of accuracy (67.96 % instead of 70.00 %), more than 2 points" in r for r in advice.reasons
+    )
+
+
 def test_a_gain_is_called_one() -> None:
     assert "gains 1.0 points" in advise([row(1, 70, 10), row(2, 71, 5)]).sentence
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from cpfl.errors import SettingError
 
 LOSS = 2.0  # points of accuracy that most would give for time; the paper's n = 4 loses less
+NOTABLE = 1.1  # times faster from which on it is worth a figure
 Row = Mapping[str, Any]
 
 
@@ -60,7 +62,7 @@ def advise(rows: Sequence[Row], loss: float = LOSS) -> Advice:
     if faster:
         other = min(faster, key=lambda row: base["student_accuracy"] - row["student_accuracy"])
         reasons.append(
-            f"n = {other['cohorts']} would be faster still ({_hours(other)}), but {_lost(base, other)}, "
+            f"n = {other['cohorts']} would be faster still ({_hours(other)}), but {_lost(base, other, loss)}, "
             f"more than {_points(loss)}."
         )
     return Advice(n, sentence, reasons + _within_spread(base, best) + _doubts(rows, plain is None))
@@ -106,10 +108,16 @@ def _hours(row: Row) -> str:
 
 
 def _times(base: Row, best: Row, key: str) -> str:
-    return f"{base[key] / best[key]:.1f} times faster than" if best[key] else "at once, unlike"
+    if not best[key]:
+        return "at once, unlike"
+    times = base[key] / best[key]
+    return f"{times:.1f} times faster than" if times >= NOTABLE else "hardly sooner than"
 
 
-def _lost(base: Row, row: Row) -> str:
+def _lost(base: Row, row: Row, limit: float = math.inf) -> str:
+    """The loss in words, with a digit more where it would look like the limit that it is above."""
     lost = base["student_accuracy"] - row["student_accuracy"]
-    told = f"({row['student_accuracy']:.1f} % instead of {base['student_accuracy']:.1f} %)"
-    return f"loses {lost:.1f} points of accuracy {told}" if lost > 0 else f"gains {-lost:.1f} points of accuracy {told}"
+    places = 2 if f"{lost:.1f}" == f"{limit:.1f}" else 1
+    told = f"({row['student_accuracy']:.{places}f} % instead of {base['student_accuracy']:.{places}f} %)"
+    way = "loses" if lost > 0 else "gains"
+    return f"{way} {abs(lost):.{places}f} points of accuracy {told}"
