@@ -188,3 +188,37 @@ def test_a_name_that_is_no_text(cpfl_command: Command, runs: Path) -> None:
     os.rename(os.fsencode(runs / "n1-seed90"), os.fsencode(runs) + b"/n1-\xff")
     cpfl_command("report", "runs").good()
     assert "runs/n1-�" in Page(runs / "report.html").text
+
+
+def test_pictures_that_are_drawn_no_more_are_removed(cpfl_command: Command, runs: Path, tmp_path: Path) -> None:
+    """Those of the report before, by name; what somebody else put there stays."""
+    other = Path(shutil.copytree(runs / "n2-seed90", runs / "other"))
+    path = other / "experiment.toml"
+    path.write_text(path.read_text().replace("batch_size = 20", "batch_size = 21", 1))
+    cpfl_command("report", "runs").good()
+    before = {file.name for file in (runs / "figures").iterdir()}
+    assert any(name.startswith("all-hours-against-n") for name in before)
+    (runs / "figures" / "all-mine.svg").write_text("mine")
+    (tmp_path / "outside.svg").write_text("mine")
+    page = runs / "report.html"
+    page.write_text(page.read_text() + '<div class="picture" data-figure="../../outside"></div>')
+    shutil.rmtree(other)
+    told = cpfl_command("report", "runs", "--json").good().json
+    after = {file.name for file in (runs / "figures").iterdir()}
+    assert after == {Path(path).name for path in told["figures"]} | {"all-mine.svg"}
+    assert not after & before
+    assert (tmp_path / "outside.svg").is_file()
+
+
+def test_a_full_disk_is_one_sentence(cpfl_process: Command, runs: Path) -> None:
+    """The second process that draws cannot write: the first one says so, and leaves nothing behind."""
+    limits = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
+    (runs.parent / "sitecustomize.py").write_text(
+        f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); {limits}"
+    )
+    answer = cpfl_process("report", "runs", PYTHONPATH=str(runs.parent), PYTHONDONTWRITEBYTECODE="1")
+    assert answer.code == 2, answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert "cannot write runs/figures" in answer.err
+    assert not (runs / "report.html").exists()
+    assert list((runs / "figures").iterdir()) == []

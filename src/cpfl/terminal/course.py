@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cpfl.experiment import Experiment
 from cpfl.federation.session import Closed, Session
@@ -22,6 +22,21 @@ class Left(NamedTuple):
 
     least: int
     most: int
+
+
+class Standing(Protocol):
+    """What is asked of a cohort to say how far it has to go."""
+
+    @property
+    def round(self) -> int: ...
+    @property
+    def clock(self) -> float: ...
+    @property
+    def cpu_seconds(self) -> float: ...
+    @property
+    def best_round(self) -> int: ...
+    @property
+    def clients(self) -> Sequence[int]: ...
 
 
 class Cohort:
@@ -90,7 +105,7 @@ class Course:
             most = max(most, left.most * elapsed / (cohort.session.round - cohort.began_at))
         return min(least, most), most
 
-    def left(self, session: Session) -> Left:
+    def left(self, session: Standing) -> Left:
         """The rounds until this cohort must stop, and until it may."""
         e, stopping = self._experiment, self._experiment.stopping
         most = float(e.max_rounds - session.round)

@@ -1,0 +1,111 @@
+"""Boards to ask, and runs to follow."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class Served:
+    """`cpfl board` as a user starts it, in a process of its own."""
+
+    process: subprocess.Popen[str]
+    port: int
+    said: str
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def ask(self, path: str = "/", method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, str]:
+        """One request and its answer; headers are named host, if_none_match …"""
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            line.putrequest(method, path, skip_host="host" in headers)
+            for key, value in headers.items():
+                line.putheader(key.replace("_", "-"), value)
+            line.endheaders()
+            answer = line.getresponse()
+            return answer, answer.read().decode()
+        finally:
+            line.close()
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(timeout=30)
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Starts a board over a folder, at a free port."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(folder: Path | str, *words: str) -> Served:
+        process = cpfl("board", folder, "--port", "0", *words, cwd=tmp_path)
+        started.append(process)
+        said = ""
+        assert process.stdout is not None
+        for line in process.stdout:
+            said += line
+            if found := re.search(r"board: http://\S+:(\d+)/", line):
+                return Served(process, int(found[1]), said)
+        raise AssertionError(f"the board did not start: {said}")
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts runs of the digits in processes of their own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(out: Path, **settings: object) -> subprocess.Popen[str]:
+        words = [word for key, value in settings.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
+        started.append(cpfl("run", "digits", *words, "--engine", "reference", "--out", out, cwd=tmp_path))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def cpfl(*words: object, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cpfl", *map(str, words)],
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    """Waits for something to become true."""
+
+    def wait(what: Callable[[], Any], seconds: float = 60) -> Any:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if found := what():
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"not within {seconds} s")
+
+    return wait

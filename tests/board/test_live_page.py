@@ -1,0 +1,205 @@
+"""The board in a real Chromium while a real run goes on in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+    # Chromium's helpers may outlive the driver's pipes by a moment.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+Start = Callable[..., Any]
+POINTS = """() => [...document.querySelectorAll('[data-figure=live-curves] .mark-line path')]
+    .map(path => path.getAttribute('d').length).reduce((a, b) => a + b, 0)"""
+STOPS = "() => document.querySelectorAll('[data-figure=live-curves] .mark-symbol path').length"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """A page that is open, with all that it complained about or asked for."""
+
+    def __init__(self, browser: Any, address: str, width: int = 1280, scheme: str = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(address)
+        self.page.wait_for_selector("html[data-ready=yes]")
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def shot(self, name: str) -> None:
+        """Kept for a person, if one asked for it."""
+        if folder := os.environ.get("CPFL_SCREENSHOTS"):
+            self.page.screenshot(path=f"{folder}/{name}.png", full_page=True)
+
+
+def test_a_run_from_its_beginning_to_its_end(browser: Any, board: Start, training: Start, tmp_path: Path) -> None:
+    """From an empty folder: a run appears, its curves grow, cohorts stop, the outcome comes; nobody reloads."""
+    (tmp_path / "runs").mkdir()
+    served = board("runs")
+    with Visit(browser, served.address) as visit:
+        page = visit.page
+        assert "There are no runs in this folder yet" in page.inner_text("h1")
+        training(tmp_path / "runs" / "live", cohorts=8, distillation__epochs=5)
+        page.wait_for_selector("[data-figure=live-curves] .mark-line path", timeout=90_000)
+        assert "One run, under way." in page.inner_text("h1")
+        before = page.evaluate(POINTS)
+        page.wait_for_function(f"({POINTS})() > {before + 200}", timeout=90_000)
+        page.wait_for_function(f"({STOPS})() >= 1", timeout=120_000)
+        visit.shot("a-stop")
+        assert "plateau" in page.inner_text(".stops li")
+        speed = page.inner_text("td[data-label='samples/s']")
+        assert float(speed.replace(",", "")) > 1
+        page.wait_for_function("document.querySelector('h1').textContent.includes('finished')", timeout=180_000)
+        page.wait_for_selector("[data-figure=trade-off] svg", timeout=60_000)
+        visit.shot("the-end")
+        summary = json.loads((tmp_path / "runs" / "live" / "summary.json").read_text())
+        assert f"{summary['student_accuracy']:.1f}" in page.inner_text("table")
+        assert visit.complaints == []
+        assert {address.removeprefix(served.address) for address in visit.asked} <= {"", "fresh.json", "data:,"}
+
+
+@pytest.fixture
+def several(finished: Path, unfinished: Path, tmp_path: Path) -> Path:
+    """A finished run and two that are not."""
+    runs = tmp_path / "runs"
+    shutil.copytree(finished, runs / "done")
+    for name, seed in (("open", 90), ("later", 91)):
+        shutil.copytree(unfinished, runs / name)
+        path = runs / name / "experiment.toml"
+        path.write_text(path.read_text().replace("seed = 90", f"seed = {seed}"))
+    return runs
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_legible_at_any_width_in_both_schemes(
+    browser: Any, board: Start, several: Path, width: int, scheme: str
+) -> None:
+    with Visit(browser, board("runs").address, width, scheme) as visit:
+        page = visit.page
+        visit.shot(f"several-{width}-{scheme}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for place in page.query_selector_all("[data-figure]"):
+            drawing = place.query_selector("svg").bounding_box()
+            assert drawing["x"] + drawing["width"] <= width, place.get_attribute("data-figure")
+        for cell in page.query_selector_all(".going td, .going tbody th"):
+            box = cell.bounding_box()
+            assert box["x"] + box["width"] <= width, "every fact of a run can be seen without scrolling"
+        for place in (".going td", "h1", ".kind", ".ago" if page.locator(".ago").count() else "h2"):
+            ink, paper = page.evaluate(COLOURS, place)
+            lighter, darker = sorted((_luminance(ink), _luminance(paper)), reverse=True)
+            assert (lighter + 0.05) / (darker + 0.05) >= 4.5, place
+        assert visit.complaints == []
+
+
+COLOURS = """name => [getComputedStyle(document.querySelector(name)).color,
+    getComputedStyle(document.body).backgroundColor]"""
+
+
+def test_runs_side_by_side(browser: Any, board: Start, several: Path) -> None:
+    with Visit(browser, board("runs").address) as visit:
+        page = visit.page
+        page.wait_for_selector("[data-figure=live-runs] svg")
+        assert page.locator("[data-figure=live-runs] .mark-line path").count() == 3
+        assert page.locator(".going tbody tr").count() == 2
+        options = page.locator("[data-figure=live-curves] select option").all_inner_texts()
+        assert sorted(options) == ["later", "open"]
+        assert visit.complaints == []
+
+
+def test_by_keyboard_alone(browser: Any, board: Start, several: Path) -> None:
+    """Tab reaches every link, menu, region and fold, and whoever is there is seen to be."""
+    with Visit(browser, board("runs").address) as visit:
+        page = visit.page
+        wanted = page.evaluate(
+            """() => [...document.querySelectorAll('a[href], select, summary, [tabindex="0"]')]
+                .map((control, i) => (control.dataset.number = i, i))"""
+        )
+        reached = set()
+        for _ in range(len(wanted) + 5):
+            page.keyboard.press("Tab")
+            number, outline = page.evaluate(
+                "[document.activeElement.dataset.number, getComputedStyle(document.activeElement).outlineStyle]"
+            )
+            if number is not None:
+                reached.add(int(number))
+                assert outline != "none", "the focus is visible"
+        assert reached == set(wanted)
+
+
+def test_a_menu_survives_what_is_new(browser: Any, board: Start, several: Path) -> None:
+    """Rows that come in neither close a menu, nor take the focus away, nor change what was chosen."""
+    with Visit(browser, board("runs").address) as visit:
+        page = visit.page
+        menu = "[data-figure=live-curves] select"
+        page.select_option(menu, "open")
+        page.focus(menu)
+        page.evaluate(f"document.querySelector('{menu}').dataset.seen = 'yes'")
+        before = page.evaluate(POINTS)
+        for path in sorted((several / "open" / "rounds").iterdir()):
+            lines = path.read_text().splitlines()
+            last = json.loads(lines[-1])
+            if last["stop"]:
+                continue
+            with path.open("a") as file:
+                for i in range(1, 60):
+                    more = {"round": last["round"] + i, "clock": last["clock"] + i * last["seconds"]}
+                    file.write(json.dumps(last | more | {"average": 1 + 1 / i}) + "\n")
+        page.wait_for_function(f"({POINTS})() > {before}", timeout=60_000)
+        assert page.locator(f"{menu}[data-seen=yes]").count() == 1
+        assert page.evaluate(f"document.activeElement === document.querySelector('{menu}')")
+        assert page.input_value(menu) == "open"
+        assert visit.complaints == []
+
+
+def test_a_board_that_has_ended_is_told(browser: Any, board: Start, several: Path) -> None:
+    served = board("runs")
+    with Visit(browser, served.address) as visit:
+        page = visit.page
+        assert page.locator("#gone:visible").count() == 0
+        assert served.stop() == 0
+        page.wait_for_selector("#gone:visible", timeout=30_000)
+        assert "The board does not answer" in page.inner_text("#gone")
+
+
+def test_names_cannot_act(browser: Any, board: Start, several: Path) -> None:
+    (several / "open").rename(several / "<img src=x onerror=alert(1)>")
+    with Visit(browser, board("runs").address) as visit:
+        assert "<img src=x onerror=alert(1)>" in visit.page.inner_text(".going")
+        assert visit.page.locator("img").count() == 0
+        assert visit.complaints == []
+
+
+def _luminance(colour: str) -> float:
+    """Of a CSS rgb(), after the web's accessibility guidelines."""
+    parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
