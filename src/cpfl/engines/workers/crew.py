@@ -7,6 +7,7 @@ goes on while the last one is read.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -92,6 +93,7 @@ class Crew:
     def serve(self, pipe: Connection, number: int) -> None:
         """A worker's life."""
         torch.set_num_threads(1)
+        _keep_memory()
         trainer, turn = Trainer(self._problem), 0
         while True:
             try:
@@ -159,6 +161,14 @@ class _Worker:
         self.pipe.close()
         self._process.terminate()
         self._process.join()
+
+
+def _keep_memory() -> None:
+    """Let this process keep what it frees: handing memory back and forth takes 5 % of training small models."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # glibc
+        for option in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+            libc.mallopt(option, 2**30)
 
 
 def _do(trainer: Trainer, places: Rows, slots: Rows, job: Job, slot: int) -> float | list[float]:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from cpfl.models import State
 
+IMAGES = 4  # axes of what has channels
+
 
 @dataclass(frozen=True)
 class Form:
@@ -51,7 +53,7 @@ class Rows:
         for values, shapes in ((self.floats_KP[row], self.form.floats), (self.wholes_KQ[row], self.form.wholes)):
             at = 0
             for name, shape in shapes.items():
-                found[name] = values[at : at + shape.numel()].view(shape)
+                found[name] = _unfolded(values[at : at + shape.numel()], shape)
                 at += shape.numel()
         return found
 
@@ -64,6 +66,18 @@ class Rows:
         """A copy of a model, its tensors of the types that they have in `like`."""
         found = self.views(row)
         return {name: found[name].to(value.dtype, copy=True) for name, value in like.items()}
+
+
+def flat(value: Tensor) -> Tensor:
+    """A tensor's numbers in the order in which a row holds them: channels last, as convolutions like them."""
+    return (value.permute(0, 2, 3, 1) if value.dim() == IMAGES else value).reshape(-1)
+
+
+def _unfolded(numbers: Tensor, shape: torch.Size) -> Tensor:
+    if len(shape) != IMAGES:
+        return numbers.view(shape)
+    outputs, channels, height, width = shape
+    return numbers.view(outputs, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _shared(count: int, size: int, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cpfl import models
-from cpfl.engines.workers.form import Form, Rows
+from cpfl.engines.workers.form import IMAGES, Form, Rows, flat
 from cpfl.errors import ModelError
 from cpfl.federation import local
 from cpfl.problem import Problem
@@ -56,7 +56,7 @@ class Trainer:
             at += len(batch)
             loss = nn.functional.cross_entropy(self._forward(x[part], client), y[part])
             slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-            slope = torch.cat([part.reshape(-1) for part in slopes])
+            slope = torch.cat([flat(part) for part in slopes])
             if settings.momentum:
                 slope = momentum = slope if momentum is None else momentum.mul_(settings.momentum).add_(slope)
             with torch.no_grad():
@@ -136,7 +136,7 @@ def models_form(problem: Problem) -> Form:
 
 
 def _fast(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == IMAGES else x
 
 
 def _places(floats: dict[str, torch.Size], parameters: set[str]) -> Tensor | None:
