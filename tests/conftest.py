@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,9 @@ from typing import Any
 
 import pytest
 import torch
+
+# A shell that starts the tests in the background hands an ignored Ctrl-C on; some tests send one to what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with warnings.catch_warnings():  # typer takes names from click that click 8.4 calls deprecated
     warnings.simplefilter("ignore", DeprecationWarning)
