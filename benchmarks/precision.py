@@ -27,7 +27,7 @@ def accuracies(problem: Problem, states: list[dict[str, torch.Tensor]], device: 
     module = fresh(problem.build, 0, "init", torch.float32).to(device)
     x = torch.as_tensor(problem.data.test.x).to(device)
     y = torch.as_tensor(problem.data.test.y).to(device)
-    inputs = Chunks(len(x), lambda rows: problem.data.transform(x[rows]), Numbers(device, bf16=False))
+    inputs = Chunks(len(x), lambda rows: problem.data.transform(x[rows]), Numbers(device, "float32"))
     found, mean = [], torch.zeros(len(x), problem.data.classes, device=device)
     for state in states:
         module.load_state_dict(state)

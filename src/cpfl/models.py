@@ -152,6 +152,11 @@ def choose_arithmetic(precision: str) -> None:
     torch.backends.cudnn.benchmark = True  # by default a grouped convolution runs group after group
 
 
+def arithmetic(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """A stretch of bf16 arithmetic where it is asked for; parameters stay in full precision."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
 def threads_for(state: State) -> AbstractContextManager[None]:
     """All cores where convolutions make the work worth sharing out, else one: always the same for the same model."""
     return threads(torch.get_num_threads() if any(value.dim() > 2 for value in state.values()) else 1)

@@ -51,8 +51,8 @@ def test_equal_to_the_reference(case: str, tmp_path: Path) -> None:
     assert_equal(*runs)
 
 
-@pytest.mark.parametrize("validation", [False, True])
-def test_equal_on_augmented_images(validation: bool, tmp_path: Path) -> None:
+def augmented_run(engine: str, validation: bool, place: Path) -> cpfl.Run:
+    """A run on small pictures with crop, flip and cutout, of validation images too if so wanted."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 150)
     x = (rng.integers(0, 80, (150, 3, 24, 24)) + 80 * y[:, None, None, None]).astype(np.uint8)
@@ -61,13 +61,14 @@ def test_equal_on_augmented_images(validation: bool, tmp_path: Path) -> None:
         "data.augment": "crop-flip-cutout", "data.augment_validation": validation,
         "data.mean": [0.5, 0.4, 0.3], "data.std": [0.2, 0.2, 0.3],
     }  # fmt: skip
-    runs = [
-        cpfl.run(
-            "digits", train=(x, y), public=x[:20], out=tmp_path / engine, engine=engine, device="cpu", settings=settings
-        )
-        for engine in ("reference", "lanes")
-    ]
-    assert_equal(*runs)
+    return cpfl.run(
+        "digits", train=(x, y), public=x[:20], out=place / engine, engine=engine, device="cpu", settings=settings
+    )
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_equal_on_augmented_images(validation: bool, tmp_path: Path) -> None:
+    assert_equal(*(augmented_run(engine, validation, tmp_path) for engine in ("reference", "lanes")))
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])

@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tests.engines.test_lanes import BASE, CASES, assert_equal
+from tests.engines.test_lanes import BASE, CASES, assert_equal, augmented_run
 from torch import nn
 
 import cpfl
@@ -61,21 +60,7 @@ def test_equal_for_an_odd_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("validation", [False, True])
 def test_equal_on_augmented_images(validation: bool, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 150)
-    x = (rng.integers(0, 80, (150, 3, 24, 24)) + 80 * y[:, None, None, None]).astype(np.uint8)
-    settings = {
-        **BASE, "clients": 8, "max_rounds": 2, "model.name": "gn-lenet", "federation.lr": 0.01,
-        "data.augment": "crop-flip-cutout", "data.augment_validation": validation,
-        "data.mean": [0.5, 0.4, 0.3], "data.std": [0.2, 0.2, 0.3],
-    }  # fmt: skip
-    runs = [
-        cpfl.run(
-            "digits", train=(x, y), public=x[:20], out=tmp_path / engine, engine=engine, device="cpu", settings=settings
-        )
-        for engine in ("reference", "workers")
-    ]
-    assert_equal(*runs)
+    assert_equal(*(augmented_run(engine, validation, tmp_path) for engine in ("reference", "workers")))
 
 
 def lines(workers: int, **settings: Any) -> list[tuple[int, int, float, float | None]]:

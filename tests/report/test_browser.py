@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.visits import Visit
 
 import cpfl
 from cpfl.report import page as pages
@@ -41,30 +42,6 @@ def reported(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = Path(shutil.copytree(made, tmp_path_factory.mktemp("browsed") / "runs"))
     cpfl.study(find_runs(runs))
     return cpfl.report(runs).page
-
-
-class Visit:
-    """A page that is open, with all that it complained about or asked for."""
-
-    def __init__(self, browser: Any, address: str, width: int = 1280, scheme: str = "light", offline: bool = True):
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=offline, reduced_motion="reduce"
-        )
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(address)
-        self.page.wait_for_selector("html[data-ready=yes]")
-
-    def __enter__(self) -> Visit:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.context.close()
 
 
 MARKS = """place => [...place.querySelectorAll('svg .mark-line path, svg .mark-symbol path, svg .mark-rect path')]
@@ -196,7 +173,7 @@ def test_a_page_that_is_kept_fresh(browser: Any, runs: Path) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        with Visit(browser, f"http://127.0.0.1:{server.server_port}/", offline=False) as visit:
+        with Visit(browser, f"http://127.0.0.1:{server.server_port}/") as visit:
             page = visit.page
             assert "5 runs" in page.inner_text("main")
             page.select_option("[data-figure=timeline] select", "1")

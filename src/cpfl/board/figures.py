@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 
 from cpfl.report.points import FEWEST, POINTS, Rows, short, thinned
-from cpfl.report.style import BLUE, KEPT, colour_of, data, filled, finished, tip
+from cpfl.report.style import BLUE, KEPT, PLAIN, colour_of, data, filled, finished, tip
 from cpfl.report.trail import Trail
 
 Spec = dict[str, Any]
@@ -75,7 +75,7 @@ def _side_by_side(runs: tuple[str, ...], title: str) -> Spec:
 
 
 def _hours() -> alt.X:
-    return alt.X("hours:Q", title="virtual hours", axis=alt.Axis(format="~g", tickCount=8))
+    return alt.X("hours:Q", title="virtual hours", axis=alt.Axis(format=PLAIN, tickCount=8))
 
 
 def _loss(title: str) -> alt.Y:

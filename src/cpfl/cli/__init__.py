@@ -49,7 +49,8 @@ def main() -> None:
     except CpflError as error:
         _end(str(error), 2)
     except click.ClickException as error:
-        _end(f"{error.format_message()} See cpfl --help", error.exit_code)
+        told = error.format_message().replace(" (env var: 'None')", "")  # click's, where there is none
+        _end(f"{told} See cpfl --help", error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer turns Ctrl-C into this code and says nothing

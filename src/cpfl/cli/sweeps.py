@@ -71,7 +71,7 @@ def sweep(
 
 def go(experiment: Experiment | Path, where: Path, jobs: int, as_json: bool, words: Mapping[str, Any]) -> None:
     """Do the sweep, then show its table and picture; failed runs are told last, with exit code 1."""
-    with SweepView(notes if as_json else console, jobs) as view:
+    with SweepView(notes if as_json else console) as view:
         try:
             runs = cpfl.sweep(experiment, jobs=jobs, watcher=view, **words)
         except SweepError as error:

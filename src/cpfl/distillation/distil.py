@@ -53,7 +53,7 @@ def distil(
     data, seed = problem.data, problem.experiment.seed
     dtype = data.transform.dtype
     models.choose_arithmetic(problem.experiment.precision)
-    numbers = Numbers(device, problem.experiment.precision == "bf16")
+    numbers = Numbers(device, problem.experiment.precision)
     teacher = _placed(models.fresh(problem.build, seed, "init", dtype), device)
     weights_NC = class_weights(cohort_counts(data.counts, problem.plan), settings.weights, cohorts)
     x_test = torch.as_tensor(data.test.x).to(device)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cpfl import models
 from cpfl.experiment import Distillation
 from cpfl.models import State
 
@@ -26,14 +27,14 @@ Inputs = Callable[[slice], Tensor]
 
 @dataclass(frozen=True)
 class Numbers:
-    """The arithmetic of forward and backward passes: bf16 where the experiment says so, else as the tensors are."""
+    """Where forward and backward passes are done, and in which arithmetic."""
 
     device: torch.device
-    bf16: bool
+    precision: str
 
     def arithmetic(self) -> AbstractContextManager[object]:
         """A stretch of this arithmetic."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+        return models.arithmetic(self.device, self.precision)
 
 
 class Chunks:

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from cpfl.report.points import Rows
-from cpfl.report.style import BLUE, GREY, KEPT, ORANGE, colour_n, colour_of, data, filled, finished, tip
+from cpfl.report.style import BLUE, GREY, KEPT, ORANGE, PLAIN, colour_n, colour_of, data, filled, finished, tip
 
 Spec = dict[str, Any]
 NAMED = 24  # bars that still have room for a name each
@@ -24,7 +24,7 @@ def losses(rows: Rows, numbers: Sequence[int], chosen: int, title: str) -> Spec:
 @lru_cache(KEPT)
 def _losses(numbers: tuple[int, ...], chosen: int, title: str) -> Spec:
     which = _which_n(numbers, chosen)
-    x = alt.X("hours:Q", title="virtual hours", axis=alt.Axis(format="~g", tickCount=8))
+    x = alt.X("hours:Q", title="virtual hours", axis=alt.Axis(format=PLAIN, tickCount=8))
     y = alt.Y("loss:Q", title="validation loss, moving average", scale=alt.Scale(zero=False))
     cohorts = data("cohorts").transform_filter("datum.n == which_n").encode(x=x, y=y)
     plain = data("cohorts").transform_filter("datum.n == 1").encode(x=x, y=y)
@@ -57,7 +57,10 @@ def _timeline(numbers: tuple[int, ...], chosen: int, title: str, reasons: tuple[
     parts = ["its average client works", "and waits for the slowest"]
     y = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[0, 1], reverse=True))
     x = alt.X(
-        "from:Q", title="virtual hours", scale=alt.Scale(nice=False, zero=True), axis=alt.Axis(format="~g", tickCount=8)
+        "from:Q",
+        title="virtual hours",
+        scale=alt.Scale(nice=False, zero=True),
+        axis=alt.Axis(format=PLAIN, tickCount=8),
     )
     tips = [
         tip("cohort", "cohort"),
@@ -105,7 +108,7 @@ def finish_times(rows: Rows, numbers: Sequence[int], title: str) -> Spec:
 @lru_cache(KEPT)
 def _finish_times(numbers: tuple[int, ...], title: str) -> Spec:
     base = data("cohorts").encode(
-        x=alt.X("hours:Q", title="virtual hours", axis=alt.Axis(format="~g", tickCount=8)),
+        x=alt.X("hours:Q", title="virtual hours", axis=alt.Axis(format=PLAIN, tickCount=8)),
         y=alt.Y("share:Q", title="cohorts that have stopped, %", scale=alt.Scale(domain=[0, 100])),
         color=colour_n(numbers),
     )
@@ -128,7 +131,7 @@ def _sizes(numbers: tuple[int, ...], title: str) -> Spec:
         .mark_circle(size=50, opacity=0.6)
         .encode(
             x=alt.X("samples:Q", title="training samples in the cohort", scale=alt.Scale(zero=False, padding=12)),
-            y=alt.Y("hours:Q", title="virtual hours until it stopped", axis=alt.Axis(format="~g", tickCount=8)),
+            y=alt.Y("hours:Q", title="virtual hours until it stopped", axis=alt.Axis(format=PLAIN, tickCount=8)),
             color=colour_n(numbers),
             tooltip=tips,
         )

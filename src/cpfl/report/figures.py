@@ -9,7 +9,21 @@ from typing import Any
 import altair as alt
 
 from cpfl.report.points import Rows
-from cpfl.report.style import BLUE, GREEN, GREY, KEPT, colour_n, colour_of, data, filled, finished, log_n, save, tip
+from cpfl.report.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    KEPT,
+    PLAIN,
+    colour_n,
+    colour_of,
+    data,
+    filled,
+    finished,
+    log_n,
+    save,
+    tip,
+)
 from cpfl.report.tables import by_cohorts
 
 __all__ = ["against_n", "budget", "pareto", "quorum", "save", "trade_off"]
@@ -51,7 +65,7 @@ def trade_off(
 
 @lru_cache(KEPT)
 def _trade_off(title: str, said: str, cpu_scale: tuple[float, ...], count: int, paper: bool) -> Spec:
-    x = alt.X("hours:Q", title=HOURS, scale=alt.Scale(zero=False, padding=40), axis=alt.Axis(format="~g", tickCount=8))
+    x = alt.X("hours:Q", title=HOURS, scale=alt.Scale(zero=False, padding=40), axis=alt.Axis(format=PLAIN, tickCount=8))
     y = alt.Y("accuracy:Q", title="test accuracy of the global model, %", scale=alt.Scale(zero=False, padding=36))
     base = data("points").encode(x=x, y=y)
     cpu = alt.Size(
@@ -165,7 +179,7 @@ def _curves(
             axis=alt.Axis(values=list(steps)),
         )
     else:
-        scale, ticks = alt.Scale(padding=14), alt.Axis(format="~g")
+        scale, ticks = alt.Scale(padding=14), alt.Axis(format=PLAIN)
         x = alt.X("hours:Q", title="time budget, virtual hours", scale=scale, axis=ticks)
     y = alt.Y(f"{field}:Q", title=axis, scale=alt.Scale(zero=False, padding=12))
     base = data("points").encode(x=x, y=y, color=colour_n(numbers))

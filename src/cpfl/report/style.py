@@ -16,6 +16,7 @@ from cpfl.runs import files
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8AE1E")
 BLUE, ORANGE, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[6]
 WIDTH, HEIGHT = 560, 300
+PLAIN = ",.6~g"  # figures on an axis: no powers of ten, no needless zeros
 KEPT = 64  # specifications of one kind of picture that are kept to be filled again
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart  # the last only because alt.layer says so
 CONFIG: dict[str, Any] = {

@@ -4,50 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
 from cpfl.distillation.student import EpochRecord
 from cpfl.experiment import Experiment
 from cpfl.federation.session import Closed, Session
 from cpfl.terminal.course import Cohort, Course, duration, spoken
+from cpfl.terminal.live import LiveView
 from cpfl.terminal.sparkline import LEVELS, PLAIN_LEVELS
 
 QUIET_SECONDS = 10.0  # between plain lines
-REFRESH = 2  # times a second
 AROUND = 6  # lines beside the cohorts' own
 
 
-class RunView:
+class RunView(LiveView):
     """A watcher that shows a run: live on a terminal, as lines elsewhere.
 
     A round costs it a few additions; drawing is done by a thread, twice a second, however many rounds there are.
     """
 
     def __init__(self, console: Console, experiment: Experiment, epochs: int) -> None:
-        self._console, self._experiment, self._epochs = console, experiment, epochs
+        self._experiment, self._epochs = experiment, epochs
         self._unicode = console.options.encoding.startswith("utf")
         self._course = Course(experiment)
         self._epoch: EpochRecord | None = None
         self._distilling = self._told = time.monotonic()
-        self._live = Live(
-            console=console, get_renderable=self._draw, refresh_per_second=REFRESH, transient=True,
-            vertical_overflow="crop",
-        )  # fmt: skip
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        super().__init__(console, self._draw, vertical_overflow="crop")
 
     def on_start(self, sessions: Sequence[Session]) -> None:
         """Count what was done before."""

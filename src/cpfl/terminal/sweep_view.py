@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from cpfl.api import Run
@@ -17,16 +15,15 @@ from cpfl.errors import CpflError
 from cpfl.sweep.plan import Plan
 from cpfl.sweep.workers import Pulse
 from cpfl.terminal.course import duration
+from cpfl.terminal.live import LiveView
 
 QUIET_SECONDS = 30.0  # between plain lines
-REFRESH = 2
 
 
-class SweepView:
+class SweepView(LiveView):
     """A watcher of a sweep; keeps the summaries of what is finished."""
 
-    def __init__(self, console: Console, jobs: int) -> None:
-        self._console, self._jobs = console, jobs
+    def __init__(self, console: Console) -> None:
         self.plan: Plan | None = None
         self.summaries: list[dict[str, Any]] = []
         self.failures: list[tuple[Path, Exception]] = []
@@ -34,17 +31,7 @@ class SweepView:
         self._pulses: dict[str, Pulse] = {}  # of runs that go on
         self._rounds = 0  # of runs that have ended
         self._began = self._told = time.monotonic()
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=REFRESH, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        super().__init__(console, self._draw)
 
     def on_plan(self, plan: Plan, finished: Sequence[str]) -> None:
         """Count what there is to do."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from cpfl import models
 from cpfl.engines.lanes import layers
 from cpfl.engines.lanes.plans import EMPTY
 from cpfl.engines.lanes.stack import Layout
@@ -51,7 +51,7 @@ class Bench:
 
     def losses(self, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """One model's loss on each of its samples."""
-        with autocast(self.device, self.precision):
+        with models.arithmetic(self.device, self.precision):
             logits = functional_call(self.module, {**params, **self.layout.buffers}, (x,))
         return nn.functional.cross_entropy(logits.to(x.dtype), y, reduction="none")
 
@@ -153,13 +153,6 @@ def turns(ended: Sequence[tuple[int, int, int, float]]) -> list[list[tuple[int, 
         split[turn].append(client)
         seen[client[1]] = turn + 1
     return split
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """bf16 arithmetic where it is asked for; parameters stay in full precision."""
-    if precision != "bf16":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:

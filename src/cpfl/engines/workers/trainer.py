@@ -28,7 +28,6 @@ class Trainer:
         self._problem, experiment = problem, problem.experiment
         self._x, self._y = torch.as_tensor(problem.data.train.x), torch.as_tensor(problem.data.train.y)
         self._module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype)
-        self._bf16 = experiment.precision == "bf16"
         self._form = models_form(problem)
         self._row = self._form.rows(1)
         state = self._row.views(0)
@@ -94,7 +93,7 @@ class Trainer:
 
     def _forward(self, x: Tensor, client: int) -> Tensor:
         try:
-            with torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
+            with models.arithmetic(x.device, self._problem.experiment.precision):
                 logits: Tensor = self._module(x)
         except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
             raise ModelError(

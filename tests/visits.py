@@ -1,0 +1,38 @@
+"""A page as a reader opens it, in a real browser."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+class Visit:
+    """A page that is open, with all that it complained about or asked for."""
+
+    def __init__(self, browser: Any, address: str, width: int = 1280, scheme: str = "light") -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            offline=address.startswith("file:"),
+            reduced_motion="reduce",
+        )
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(address)
+        self.page.wait_for_selector("html[data-ready=yes]")
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def shot(self, name: str) -> None:
+        """Kept for a person, if one asked for it."""
+        if folder := os.environ.get("CPFL_SCREENSHOTS"):
+            self.page.screenshot(path=f"{folder}/{name}.png", full_page=True)
