@@ -66,13 +66,20 @@ class Crew:
 
     def work(self, on_done: Done) -> None:
         """Do all jobs that wait and that `on_done` adds."""
-        if self._count == 1:
-            with torch.random.fork_rng(devices=[]), models.threads(1):
-                trainer = Trainer(self._problem)
-                while self.waiting:
-                    job = self.waiting.popleft()
-                    on_done(job, _do(trainer, self.places, self.slots, job, 0), 0)
-            return
+        with models.threads(1):  # a second one of the main process would wait for a core that a worker has
+            if self._count == 1:
+                self._alone(on_done)
+            else:
+                self._together(on_done)
+
+    def _alone(self, on_done: Done) -> None:
+        with torch.random.fork_rng(devices=[]):
+            trainer = Trainer(self._problem)
+            while self.waiting:
+                job = self.waiting.popleft()
+                on_done(job, _do(trainer, self.places, self.slots, job, 0), 0)
+
+    def _together(self, on_done: Done) -> None:
         workers: list[_Worker] = []
         try:
             for number in range(self._count):
