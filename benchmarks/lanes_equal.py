@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import cpfl
-from cpfl.engines.lanes import layers
+from cpfl.stacked import conv
 
 BASE = {"precision": "float64", "max_rounds": 8, "distillation.epochs": 1}
 CASES = {
@@ -38,12 +38,12 @@ def kernels(device: torch.device) -> list[dict[str, Any]]:
             x, w = torch.randn(8, 20, side, side, channels), torch.randn(8, 5, 5, channels, outputs)
             x, w = (value.to(device, numbers) for value in (x, w))
             torch.backends.cuda.matmul.allow_tf32 = name != "exact"
-            ours = layers.lane_conv(x, w, None)
+            ours = conv.lane_conv(x, w, None)
             g = torch.randn_like(ours)
-            slopes = layers.lane_conv_slopes(x, g)
+            slopes = conv.lane_conv_slopes(x, g)
             # The same numbers in double precision, by torch's own convolution.
-            right = layers.lane_conv(x.double().cpu(), w.double().cpu(), None)
-            steep = layers.lane_conv_slopes(x.double().cpu(), g.double().cpu())
+            right = conv.lane_conv(x.double().cpu(), w.double().cpu(), None)
+            steep = conv.lane_conv_slopes(x.double().cpu(), g.double().cpu())
             for what, mine, true in (("convolution", ours, right), ("weights' gradient", slopes, steep)):
                 away = ((mine.double().cpu() - true).abs().max() / true.abs().max()).item()
                 worst[what] = max(worst.get(what, 0.0), away)

@@ -157,6 +157,12 @@ def arithmetic(device: torch.device, precision: str) -> AbstractContextManager[o
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
 
+def kernel_dtype(device: torch.device, precision: str) -> torch.dtype | None:
+    """What the kernels of `cpfl.stacked` compute in; None: torch's own layers are used."""
+    known = {"tf32": torch.float32, "bf16": torch.bfloat16}
+    return known.get(precision) if device.type == "cuda" else None
+
+
 def threads_for(state: State) -> AbstractContextManager[None]:
     """All cores where convolutions make the work worth sharing out, else one: always the same for the same model."""
     return threads(torch.get_num_threads() if any(value.dim() > 2 for value in state.values()) else 1)

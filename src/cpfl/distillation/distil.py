@@ -21,6 +21,7 @@ from cpfl.experiment import Distillation
 from cpfl.models import State
 from cpfl.problem import Problem
 from cpfl.randomness import stream
+from cpfl.stacked import layers
 
 Teachers = Callable[[], Iterable[State]]
 """The teachers' models, one after the other: never all in memory."""
@@ -54,7 +55,7 @@ def distil(
     dtype = data.transform.dtype
     models.choose_arithmetic(problem.experiment.precision)
     numbers = Numbers(device, problem.experiment.precision)
-    teacher = _placed(models.fresh(problem.build, seed, "init", dtype), device)
+    teacher = _placed(models.fresh(problem.build, seed, "init", dtype), numbers)
     weights_NC = class_weights(cohort_counts(data.counts, problem.plan), settings.weights, cohorts)
     x_test = torch.as_tensor(data.test.x).to(device)
     y_test = torch.as_tensor(data.test.y).to(device)
@@ -75,7 +76,7 @@ def distil(
     if len(cohorts) == 1:
         student = teacher  # as it was loaded last
     else:
-        student = _placed(models.fresh(problem.build_student, seed, "student", dtype), device)
+        student = _placed(models.fresh(problem.build_student, seed, "student", dtype), numbers)
         views = _Views(problem, teacher, teachers, weights_NC, settings, numbers)
 
         def remember(record: EpochRecord) -> None:
@@ -162,10 +163,10 @@ def _same_place(held: Tensor | None, value: Tensor) -> Tensor:
     return value.clone() if held is None else held.copy_(value)
 
 
-def _placed(module: nn.Module, device: torch.device) -> nn.Module:
-    """On the device, its weights in the order that is fastest there."""
-    module = module.to(device)
-    return module.to(memory_format=torch.channels_last) if device.type == "cuda" else module  # type: ignore[call-overload]
+def _placed(module: nn.Module, numbers: Numbers) -> nn.Module:
+    """On the device, with the layers that are fastest there."""
+    kernels = models.kernel_dtype(numbers.device, numbers.precision)
+    return (module if kernels is None else layers.fit(module, kernels, alone=True)).to(numbers.device)
 
 
 def per_cent(scores_TC: Tensor, y_T: Tensor) -> float:

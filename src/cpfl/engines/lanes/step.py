@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from cpfl import models
-from cpfl.engines.lanes import layers
 from cpfl.engines.lanes.plans import EMPTY
 from cpfl.engines.lanes.stack import Layout
 from cpfl.engines.lanes.transfer import Inbox
 from cpfl.problem import Problem
+from cpfl.stacked import layers
 
 WARM_UPS = 3
 AT_ONCE = 16  # clients that one letter takes in or out
@@ -34,10 +34,8 @@ class Bench:
         self.y = torch.as_tensor(data.train.y).to(device)
         self.device, self.layout, self.problem = device, layout, problem
         self.dtype, self.precision = data.transform.dtype, experiment.precision
-        arithmetic = {"tf32": torch.float32, "bf16": torch.bfloat16}
-        self.module = module
-        if device.type == "cuda" and self.precision in arithmetic:
-            self.module = layers.fit(module, arithmetic[self.precision])
+        kernels = models.kernel_dtype(device, self.precision)
+        self.module = module if kernels is None else layers.fit(module, kernels)
         self.models_NP = torch.zeros(experiment.cohorts + 1, layout.size, dtype=self.dtype, device=device)
         self.sums_NP = torch.zeros_like(self.models_NP)
         self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)

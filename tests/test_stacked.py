@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from cpfl.engines.lanes import layers
 from cpfl.models import femnist_cnn, gn_lenet
+from cpfl.stacked import layers
 
 L, B = 3, 4
 NETS = {
@@ -73,6 +73,20 @@ def test_a_fitted_model_equals_the_model(name: str) -> None:
         torch.testing.assert_close(mine, value)
 
 
+@pytest.mark.parametrize("name", NETS)
+def test_a_model_by_itself_equals_the_model(name: str) -> None:
+    torch.manual_seed(0)
+    build, shape = NETS[name]
+    net = build().double()
+    fitted = layers.fit(net, torch.float64, alone=True)
+    x = torch.randn(B, *shape, dtype=torch.float64)
+    torch.testing.assert_close(fitted(x), net(x))
+    for one in (fitted, net):
+        one(x).square().mean().backward()
+    for ours, theirs in zip(fitted.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
 def test_which_layers_are_fitted() -> None:
     kinds = [type(part).__name__ for part in layers.fit(NETS["layers it leaves alone"][0](), torch.float32)]
     assert kinds == ["Conv2d"] * 5 + ["MaxPool2d", "Flatten"]
@@ -88,27 +102,37 @@ def test_the_model_itself_stays_as_it_is() -> None:
 
 KERNELS = """
 import torch
-from cpfl.engines.lanes import kernels, layers
+from cpfl.stacked import conv, norm, pool
+from cpfl.stacked.kernels import conv as conv_kernels, norm as norm_kernels, pool as pool_kernels
 torch.manual_seed(0)
 torch.backends.cuda.matmul.allow_tf32 = False  # the interpreter knows no bf16; benchmarks/lanes_equal.py tries it
 worst = 0.0
 for lanes, batch, side, channels, outputs, taps in [(2, 3, 9, 4, 8, 5), (2, 2, 7, 32, 32, 5), (3, 2, 6, 12, 24, 3)]:
     x, w = torch.randn(lanes, batch, side, side, channels), torch.randn(lanes, taps, taps, channels, outputs)
     bias = torch.randn(lanes, outputs)
-    right = layers.lane_conv(x, w, bias)
-    worst = max(worst, ((kernels.convolve(x, w, bias) - right).abs().max() / right.abs().max()).item())
+    right = conv.lane_conv(x, w, bias)
+    worst = max(worst, ((conv_kernels.convolve(x, w, bias) - right).abs().max() / right.abs().max()).item())
     g = torch.randn_like(right)
-    right = layers.lane_conv_slopes(x, g)
-    worst = max(worst, ((kernels.weight_gradient(x, g) - right).abs().max() / right.abs().max()).item())
+    right = conv.lane_conv_slopes(x, g)
+    worst = max(worst, ((conv_kernels.weight_gradient(x, g) - right).abs().max() / right.abs().max()).item())
 for side, window, stride, padding in [(32, 3, 2, 0), (15, 3, 2, 1), (28, 2, 2, 0), (9, 3, 1, 1)]:
     x = torch.randn(4, side, side, 8)
-    out, winner = layers.lane_pool(x, [window] * 2, [stride] * 2, [padding] * 2)
-    ours, which = kernels.pool(x, (window,) * 2, (stride,) * 2, (padding,) * 2)
+    out, winner = pool.lane_pool(x, [window] * 2, [stride] * 2, [padding] * 2)
+    ours, which = pool_kernels.pool(x, (window,) * 2, (stride,) * 2, (padding,) * 2)
     assert torch.equal(out, ours) and torch.equal(winner, which)
     g = torch.randn_like(out)
-    right = layers.lane_pool_slopes(g, winner, [side] * 2, [window] * 2, [stride] * 2, [padding] * 2)
-    mine = kernels.pool_gradient(g, winner, (side,) * 2, (window,) * 2, (stride,) * 2, (padding,) * 2)
+    right = pool.lane_pool_slopes(g, winner, [side] * 2, [window] * 2, [stride] * 2, [padding] * 2)
+    mine = pool_kernels.pool_gradient(g, winner, (side,) * 2, (window,) * 2, (stride,) * 2, (padding,) * 2)
     worst = max(worst, (mine - right).abs().max().item())
+for lanes, batch, places, channels, groups in [(2, 3, 225, 32, 2), (3, 2, 7, 12, 4), (1, 5, 1, 6, 3)]:
+    x = torch.randn(lanes * batch, places, channels) + 3
+    g, w, bias = torch.randn_like(x), torch.randn(lanes, channels), torch.randn(lanes, channels)
+    for affine in ((w, bias), (None, None)):
+        right, ours = norm.lane_norm(x, *affine, groups, 1e-5), norm_kernels.normalise(x, *affine, groups, 1e-5)
+        worst = max(worst, *((a - b).abs().max().item() / 10 for a, b in zip(ours, right)))
+        right = norm.lane_norm_slopes(g, x, affine[0], *right[1:])
+        ours = norm_kernels.slopes(g, x, affine[0], *ours[1:])
+        worst = max(worst, *(((a - b).abs().max() / (1 + b.abs().max())).item() for a, b in zip(ours, right)))
 print(worst)
 """
 

@@ -1,4 +1,4 @@
-"""Triton kernels for what cuDNN does lane by lane: convolutions with weights of their own in every lane, and pooling.
+"""Triton kernels for what cuDNN does lane by lane: convolutions with weights of their own in every lane.
 
 Channels lie last. A convolution is a matrix product for each lane, M × K by K × O, with M = batch · height · width and
 K = taps · channels; the M × K matrix is never stored, its elements are read where the image has them.
@@ -13,7 +13,6 @@ from torch import Tensor
 
 # Sizes of the tiles, found by trying on an H200.
 FEW_ROWS = 2048
-POOL = 1024  # elements of one program
 
 
 @triton.jit
@@ -26,7 +25,7 @@ def _offsets(m, k, HO: tl.constexpr, WO: tl.constexpr, KH: tl.constexpr, KW: tl.
     return rows, columns
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def _forward(  # type: ignore[no-untyped-def]
     x, w, bias, out, B,
     HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -53,7 +52,7 @@ def _forward(  # type: ignore[no-untyped-def]
     tl.store(out + m[:, None] * OUT + n[None, :], total.to(out.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "SPLITS"])
 def _weight_gradient(  # type: ignore[no-untyped-def]
     x, g, out, B, SPLITS,
     HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -83,52 +82,6 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
             total = tl.dot(a, b, total, input_precision=PRECISION)
     out += (lane * SPLITS + split) * K * OUT
     tl.store(out + k[:, None] * OUT + n[None, :], total, mask=(k < K)[:, None] & (n < OUT)[None, :])
-
-
-@triton.jit
-def _pool_forward(  # type: ignore[no-untyped-def]
-    x, out, winner, COUNT,
-    H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    i = (tl.program_id(0).to(tl.int64) if LONG else tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
-    here = i < COUNT
-    c, xo, yo, image = i % C, i // C % WO, i // (C * WO) % HO, i // (C * WO * HO)
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    which = tl.zeros((BLOCK,), tl.int32)
-    for ky in tl.static_range(KH):
-        for kx in tl.static_range(KW):
-            y, xx = yo * SH + ky - PH, xo * SW + kx - PW
-            inside = here & (y >= 0) & (y < H) & (xx >= 0) & (xx < W)
-            value = tl.load(x + ((image * H + y) * W + xx) * C + c, mask=inside, other=float("-inf")).to(tl.float32)
-            better = (value > best) | (value != value)
-            best = tl.where(better, value, best)
-            which = tl.where(better, ky * KW + kx, which)
-    tl.store(out + i, best.to(out.dtype.element_ty), mask=here)
-    tl.store(winner + i, which.to(tl.uint8), mask=here)
-
-
-@triton.jit
-def _pool_backward(  # type: ignore[no-untyped-def]
-    g, winner, out, COUNT,
-    H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    i = (tl.program_id(0).to(tl.int64) if LONG else tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
-    here = i < COUNT
-    c, x, y, image = i % C, i // C % W, i // (C * W) % H, i // (C * W * H)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for j in tl.static_range((KH + SH - 1) // SH):
-        for k in tl.static_range((KW + SW - 1) // SW):
-            yo, xo = (y + PH) // SH - j, (x + PW) // SW - k
-            ky, kx = y + PH - yo * SH, x + PW - xo * SW
-            inside = here & (yo >= 0) & (yo < HO) & (xo >= 0) & (xo < WO) & (ky < KH) & (kx < KW)
-            at = ((image * HO + yo) * WO + xo) * C + c
-            mine = tl.load(winner + at, mask=inside, other=255) == ky * KW + kx
-            total += tl.load(g + at, mask=inside & mine, other=0).to(tl.float32)
-    tl.store(out + i, total.to(out.dtype.element_ty), mask=here)
 
 
 def convolve(x_LBHWC: Tensor, w_LKKCO: Tensor, bias_LO: Tensor | None) -> Tensor:
@@ -165,46 +118,8 @@ def weight_gradient(x_LBHWC: Tensor, g_LBHWO: Tensor) -> Tensor:
     return parts.sum(1)
 
 
-def pool(
-    x_NHWC: Tensor, window: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    """Maxima of windows and which element of its window each one is."""
-    images, height, width, channels = x_NHWC.shape
-    ho = (height + 2 * padding[0] - window[0]) // stride[0] + 1
-    wo = (width + 2 * padding[1] - window[1]) // stride[1] + 1
-    out = x_NHWC.new_empty(images, ho, wo, channels)
-    winner = torch.empty(out.shape, dtype=torch.uint8, device=out.device)
-    _pool_forward[(triton.cdiv(out.numel(), POOL),)](
-        x_NHWC, out, winner, out.numel(), H=height, W=width, HO=ho, WO=wo, C=channels, KH=window[0], KW=window[1],
-        SH=stride[0], SW=stride[1], PH=padding[0], PW=padding[1], LONG=_long(out) or _long(x_NHWC), BLOCK=POOL,
-    )  # fmt: skip
-    return out, winner
-
-
-def pool_gradient(
-    g_NHWC: Tensor,
-    winner: Tensor,
-    size: tuple[int, int],
-    window: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-) -> Tensor:
-    """What the pooled image's gradient is for the image."""
-    images, ho, wo, channels = g_NHWC.shape
-    out = g_NHWC.new_empty(images, *size, channels)
-    _pool_backward[(triton.cdiv(out.numel(), POOL),)](
-        g_NHWC, winner, out, out.numel(), H=size[0], W=size[1], HO=ho, WO=wo, C=channels, KH=window[0], KW=window[1],
-        SH=stride[0], SW=stride[1], PH=padding[0], PW=padding[1], LONG=_long(out), BLOCK=POOL,
-    )  # fmt: skip
-    return out
-
-
 def _block(size: int, most: int = 64) -> int:
     return min(most, max(16, 1 << (size - 1).bit_length()))
-
-
-def _long(x: Tensor) -> bool:
-    return x.numel() >= 2**31 - POOL
 
 
 def _precision() -> str:
