@@ -1,5 +1,7 @@
 """Do lanes train what the plain loop trains? Whole runs on float64, ragged clients, n from 1 to M, on this device.
 
+On a GPU also: how exact the kernels are, whether a run repeats bit by bit, and what happens when memory is short.
+
 python benchmarks/lanes_equal.py --out results/lanes-equal.json
 """
 
@@ -14,9 +16,14 @@ from typing import Any
 import torch
 
 import cpfl
+from cpfl import experiment_file
+from cpfl.bench import drawn
+from cpfl.engines import choice
+from cpfl.problem import prepare
 from cpfl.stacked import conv
 
 BASE = {"precision": "float64", "max_rounds": 8, "distillation.epochs": 1}
+ALLOWED = 700 * 2**20  # bytes for lanes, when memory is short
 CASES = {
     "n = 4, momentum": {},
     "n = 1": {"cohorts": 1},
@@ -52,6 +59,33 @@ def kernels(device: torch.device) -> list[dict[str, Any]]:
     return rows
 
 
+def repeats(precision: str) -> dict[str, Any]:
+    """Two runs of one experiment on the GPU, compared bit by bit."""
+    settings = {**BASE, "precision": precision, "model.name": "femnist-cnn", "max_rounds": 10}
+    with tempfile.TemporaryDirectory() as place:
+        one, two = (cpfl.run("digits", out=Path(place) / k, engine="lanes", settings=settings) for k in "ab")
+        same = all(torch.equal(one.model[name], value) for name, value in two.model.items())
+        found = {"precision": precision, "records": one.rounds == two.rounds, "global model": same}
+    print(found, flush=True)
+    return found
+
+
+def short_of_memory(device: torch.device) -> dict[str, Any]:
+    """How many lanes are left when most of the GPU's memory is not to be had."""
+    settings = {"cohorts": 16, "precision": "bf16", "devices.trace": "synthetic", "data.public_fit": "exact"}
+    experiment = experiment_file.with_settings(experiment_file.load("cifar10", []), settings)
+    problem = prepare(experiment, [], drawn(experiment, 50_000))
+    notes: list[str] = []
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + ALLOWED) / total)
+    lanes = choice.engine("lanes", problem, device, notes.append)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    found = {"allowed bytes": ALLOWED, "notes": notes, "lanes": lanes._large.count}  # type: ignore[attr-defined]
+    print(found, flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -74,11 +108,15 @@ def main() -> None:
             model = max((plain.model[k] - lanes.model[k]).abs().max().item() for k in plain.model)
             rows.append({"case": name, "rounds": len(plain.rounds), "records": worst, "global model": model})
             print(f"{name:32} {len(plain.rounds):5} rounds   records {worst:.1e}   model {model:.1e}", flush=True)
-    name, found = "cpu", []
+    outcome: dict[str, Any] = {"machine": "cpu", "torch": torch.__version__, "rows": rows}
+    words.out.write_text(json.dumps(outcome, indent=2) + "\n")
     if torch.cuda.is_available():
-        name, found = torch.cuda.get_device_name(), kernels(torch.device("cuda"))
-    about = {"machine": name, "torch": torch.__version__}
-    words.out.write_text(json.dumps({**about, "rows": rows, "kernels": found}, indent=2) + "\n")
+        device = torch.device("cuda")
+        outcome |= {"machine": torch.cuda.get_device_name(), "kernels": kernels(device)}
+        outcome["repeats"] = [repeats(precision) for precision in ("tf32", "bf16")]
+        words.out.write_text(json.dumps(outcome, indent=2) + "\n")
+        outcome["short of memory"] = short_of_memory(device)
+        words.out.write_text(json.dumps(outcome, indent=2) + "\n")
 
 
 if __name__ == "__main__":

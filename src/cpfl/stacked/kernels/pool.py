@@ -10,7 +10,7 @@ from torch import Tensor
 POOL = 1024  # elements of one program
 
 
-@triton.jit(do_not_specialize=["COUNT"])
+@triton.jit
 def _pool_forward(  # type: ignore[no-untyped-def]
     x, out, winner, COUNT,
     H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr,
@@ -34,7 +34,7 @@ def _pool_forward(  # type: ignore[no-untyped-def]
     tl.store(winner + i, which.to(tl.uint8), mask=here)
 
 
-@triton.jit(do_not_specialize=["COUNT"])
+@triton.jit
 def _pool_backward(  # type: ignore[no-untyped-def]
     g, winner, out, COUNT,
     H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, C: tl.constexpr,
