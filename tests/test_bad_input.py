@@ -122,7 +122,9 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         (("data.validation_minimum=5000",), ("stopping.judge", "no client keeps any", "data.validation_minimum")),
     ],
 )
-def test_nobody_to_judge(cpfl_command: Command, tmp_path: Path, settings: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_nobody_to_judge(
+    cpfl_command: Command, tmp_path: Path, settings: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     chosen = [word for setting in ("stopping.rule=joint", *settings) for word in ("--set", setting)]
     refused(cpfl_command("run", "digits", *QUICK, *chosen, "--out", "run"), *words)
     assert not (tmp_path / "run").exists()

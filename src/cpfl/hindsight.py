@@ -1,7 +1,7 @@
 """What the stopping rule `joint` would have done with a run: its snapshots judged again, without training.
 
-The run kept `snapshots = "25 rounds"` (or any number) and may have stopped by another rule; a cohort that had stopped by
-a round is judged as it was then. `federation.joint.replayed` says where a gain and a number of legs would have ended it.
+The run kept `snapshots = "25 rounds"` (or any number) and may have stopped by another rule; a cohort that had stopped
+by a round is judged as it was then. `federation.joint.replayed` tells where a gain and a number of legs had ended it.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def problem_of(path: Path) -> Problem:
 
 @pytest.mark.parametrize(("judge", "cohorts"), [("ensemble", 3), ("ensemble", 1), ("ensemble", 6), ("public", 3)])
 def test_costs_by_hand(judge: str, cohorts: int, unbroken: Unbroken) -> None:
-    path = unbroken(**JOINT, **FIXED, **{"stopping.judge": judge, "cohorts": cohorts})
+    path = unbroken(**(JOINT | FIXED | {"stopping.judge": judge, "cohorts": cohorts}))
     problem, lines, said = problem_of(path), rounds(path), judgements(path)
     size, held = problem.model_bytes, problem.data.clients.validation_sizes
     if judge == "ensemble":
@@ -80,13 +80,11 @@ def test_costs_by_hand(judge: str, cohorts: int, unbroken: Unbroken) -> None:
     summary = json.loads((path / "summary.json").read_text())
     every = [r for cohort in lines for r in cohort]
     assert summary["hours"] == pytest.approx(before / 3600)
-    assert summary["cpu_hours"] == pytest.approx(
-        (sum(r["cpu_seconds"] for r in every) + len(said) * cpu) / 3600
-    )
+    assert summary["cpu_hours"] == pytest.approx((sum(r["cpu_seconds"] for r in every) + len(said) * cpu) / 3600)
     traffic = sum(r["bytes"] for r in every) + len(said) * sent + cohorts * size
     assert summary["comm_gb"] == pytest.approx(traffic / 1e9)
     assert {a["stop"] for a in summary["by_cohort"]} == {"joint"}
-    assert {a["hours"] for a in summary["by_cohort"]} == {pytest.approx(before / 3600)}
+    assert all(a["hours"] == pytest.approx(before / 3600) for a in summary["by_cohort"])
 
 
 def test_decisions_are_those_of_the_rule(unbroken: Unbroken) -> None:
@@ -99,7 +97,7 @@ def test_decisions_are_those_of_the_rule(unbroken: Unbroken) -> None:
 
 def test_the_judged_models_are_the_teachers(unbroken: Unbroken) -> None:
     """The ensemble as it was judged last, written out on the clients' samples."""
-    path = unbroken(**JOINT, **{"distillation.join": "probabilities", "stopping.window": 1})
+    path = unbroken(**(JOINT | {"distillation.join": "probabilities", "stopping.window": 1}))
     problem, said = problem_of(path), judgements(path)
     data = problem.data
     held = np.concatenate([data.clients[c].validation for c in range(6)])
@@ -124,7 +122,7 @@ def test_the_judged_models_are_the_teachers(unbroken: Unbroken) -> None:
 
 
 def test_a_part_of_the_clients_is_asked(unbroken: Unbroken) -> None:
-    all_, half = (judgements(unbroken(**JOINT, **{"stopping.asked": share})) for share in (1.0, 0.5))
+    all_, half = (judgements(unbroken(**(JOINT | {"stopping.asked": share}))) for share in (1.0, 0.5))
     able = int(np.count_nonzero(problem_of(unbroken(**JOINT)).data.clients.validation_sizes))
     assert half[0]["bytes"] * able == all_[0]["bytes"] * math.ceil(able / 2)
     assert half[0]["cpu_seconds"] < all_[0]["cpu_seconds"]
@@ -136,38 +134,34 @@ def test_a_part_of_the_clients_is_asked(unbroken: Unbroken) -> None:
 
 def test_hours_that_end_within_a_leg(unbroken: Unbroken) -> None:
     """The slowest cohort stops in the middle of a leg; the others are judged with the model it has, and end in time."""
-    free = unbroken(**JOINT, **{"stopping.every": 4})
+    free = unbroken(**(JOINT | {"stopping.every": 4}))
     ends = [cohort[3]["clock"] for cohort in rounds(free)]
-    hours = 1.02 * max(ends) / 3600 + 0.001  # a leg fits, its judgement perhaps not
     slow = ends.index(max(ends))
     limit = (rounds(free)[slow][2]["clock"] + 0.5) / 3600
-    path = unbroken(**JOINT, **{"stopping.every": 4, "stopping.hours": limit})
+    path = unbroken(**(JOINT | {"stopping.every": 4, "stopping.hours": limit}))
     lines, summary = rounds(path), json.loads((path / "summary.json").read_text())
     assert lines[slow][-1]["stop"] == "hours"
     assert lines[slow][-1]["round"] % 4
     assert slow not in (judgements(path) or [{"cohorts": []}])[0]["cohorts"]
     assert {cohort[-1]["stop"] for cohort in lines} == {"hours"}
-    assert summary["hours"] <= limit < hours
+    assert summary["hours"] <= limit
     assert summary["teachers"] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("cpu_hours", [0.02, 0.05, 0.1])
 def test_cpu_hours_are_kept_to(cpu_hours: float, unbroken: Unbroken) -> None:
-    path = unbroken(**JOINT, **{"stopping.gain": 0, "stopping.cpu_hours": cpu_hours, "max_rounds": 500})
+    path = unbroken(**(JOINT | {"stopping.gain": 0, "stopping.cpu_hours": cpu_hours, "max_rounds": 500}))
     summary, lines = json.loads((path / "summary.json").read_text()), rounds(path)
     assert {cohort[-1]["stop"] for cohort in lines} == {"cpu hours"}
     assert 0.5 * cpu_hours < summary["cpu_hours"] <= cpu_hours
-    dearest = max(r["cpu_seconds"] for cohort in lines for r in cohort)
-    for one in judgements(path):
-        assert one["cohorts"]
-    assert summary["cpu_hours"] + dearest / 3600 > 0.5 * cpu_hours
+    assert all(one["cohorts"] for one in judgements(path))
 
 
 def test_max_rounds_need_no_judgement(unbroken: Unbroken) -> None:
-    path = unbroken(**JOINT, **{"max_rounds": 5})
+    path = unbroken(**(JOINT | {"max_rounds": 5}))
     assert [one["round"] for one in judgements(path)] == [2, 4]
     assert {cohort[-1]["stop"] for cohort in rounds(path)} == {"max rounds"}
-    longer = unbroken(**JOINT, **{"max_rounds": 4})
+    longer = unbroken(**(JOINT | {"max_rounds": 4}))
     assert [one["round"] for one in judgements(longer)] == [2]  # nobody waits for a second one
 
 
@@ -177,45 +171,43 @@ def test_max_rounds_need_no_judgement(unbroken: Unbroken) -> None:
 SPARSE = {"checkpoint_seconds": 1000}  # nothing but stops: cohorts fall back behind many judgements
 
 
-@pytest.mark.parametrize("settings", [{}, SPARSE, {"stopping.judge": "public"}, {"stopping.hours": 0.02}])
+@pytest.mark.parametrize("settings", [{}, {"stopping.judge": "public", "stopping.hours": 0.02}])
 def test_killed_at_many_operations(settings: dict[str, Any], tmp_path: Path, unbroken: Unbroken) -> None:
     chosen = JOINT | settings
     done = small_runs.cpfl(*small_runs.run_words(tmp_path / "run", chosen), driver=("copy", str(tmp_path / "before")))
     assert done.returncode == 0, done.stderr
-    whole, wrong, tried = unbroken(**chosen), {}, set[tuple[int, str]]()
+    whole, wrong = unbroken(**chosen), {}
     assert small_runs.differing(tmp_path / "run", whole) == []
+    tried: dict[str, int] = {}  # what a kill may leave of records, and judgements among it
     for state in sorted((tmp_path / "before").iterdir()):
-        if not (state / "run.json").exists():
+        written = b"".join(file.read_bytes() for file in sorted(state.rglob("*.jsonl")) if file.name != "log.jsonl")
+        digest = hashlib.sha256(written).hexdigest()
+        if digest in tried or not (state / "run.json").exists():
             continue
-        written = b"".join(file.read_bytes() for file in sorted(state.glob("*/*.jsonl")))
-        kind = (len(judgements(state)), hashlib.sha256(written).hexdigest())
-        if kind in tried:  # one for every number of lines that a kill may leave
-            continue
-        tried.add(kind)
-        if len(tried) % 3 == 0 or kind[0] != last_kind:
-            api.resume(state, device="cpu")
-            if found := small_runs.differing(state, whole):
-                wrong[state.name] = found
-        last_kind = kind[0]
+        tried[digest] = len(judgements(state))
+        api.resume(state, device="cpu")
+        if found := small_runs.differing(state, whole):
+            wrong[state.name] = found
     assert wrong == {}
-    assert len({count for count, _ in tried}) == len(judgements(whole)) + 1
+    assert set(tried.values()) == set(range(len(judgements(whole)) + 1))
 
 
-@pytest.mark.parametrize("engine", ["reference", "workers"])
-@pytest.mark.parametrize("k", [25, 60, 90])
-def test_a_process_that_dies(k: int, engine: str, tmp_path: Path, unbroken: Unbroken) -> None:
-    path = tmp_path / "run"
-    dead = small_runs.cpfl(*small_runs.run_words(path, JOINT), "--engine", engine, driver=("kill", str(k)))
+@pytest.mark.parametrize(
+    ("k", "settings", "engine"), [(60, {}, "reference"), (23, SPARSE, "workers"), (44, SPARSE, "reference")]
+)
+def test_a_process_that_dies(k: int, settings: dict[str, Any], engine: str, tmp_path: Path) -> None:
+    path, chosen = tmp_path / "run", JOINT | settings
+    dead = small_runs.cpfl(*small_runs.run_words(path, chosen), "--engine", engine, driver=("kill", str(k)))
     assert dead.returncode == -signal.SIGKILL, dead.stderr
     ended = small_runs.cpfl("resume", path)
     assert ended.returncode == 0, ended.stderr
     whole = tmp_path / "whole"
-    api.run("digits", settings=small_runs.SETTINGS | JOINT, out=whole, device="cpu", engine=engine)
+    api.run("digits", settings=small_runs.SETTINGS | chosen, out=whole, device="cpu", engine=engine)
     assert small_runs.differing(path, whole) == []
 
 
 def test_a_torn_line_is_judged_again(tmp_path: Path, unbroken: Unbroken) -> None:
-    path, whole = tmp_path / "run", unbroken(**JOINT, **SPARSE)
+    path, whole = tmp_path / "run", unbroken(**(JOINT | SPARSE))
     shutil.copytree(whole, path)
     (path / "summary.json").unlink()
     for name in ("checkpoints", "rounds"):
@@ -264,7 +256,7 @@ def test_distilled_at_any_moment(tmp_path: Path, unbroken: Unbroken) -> None:
 
 
 def test_hindsight_sees_what_the_run_saw(unbroken: Unbroken) -> None:
-    path = unbroken(**JOINT, **{"snapshots": "2 rounds"})
+    path = unbroken(**(JOINT | {"snapshots": "2 rounds"}))
     said = judgements(path)
     seen = list(hindsight.judged(path, device="cpu"))
     assert [m.round for m in seen] == [one["round"] for one in said]
@@ -294,6 +286,6 @@ def test_commands_read_such_a_run(unbroken: Unbroken, tmp_path: Path) -> None:
     assert "joint" in next((tmp_path / "report").rglob("*.html")).read_text()
     assert [row["state"] for row in tables.overview(tables.find_runs(path))] == ["finished"]
     told = small_runs.cpfl(*small_runs.run_words(tmp_path / "told", JOINT))
-    assert "judged after 2 rounds" in told.stderr
-    assert "(joint)" in told.stderr
+    assert "judged after 2 rounds" in told.stdout
+    assert "(joint)" in told.stdout
     assert cpfl.load_run(path).summary["student_accuracy"] > 0
