@@ -79,6 +79,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "stopping.rule=never": ("stopping.rule = 'never'", "'plateau'"),
     "stopping.rule=rounds": ("rounds", "at least 1"),
     "stopping.rule=budget": ("hours or cpu_hours",),
+    "stopping.every=0": ("stopping.every = 0", "1"),
+    "stopping.gain=-1": ("stopping.gain = -1", "0"),
+    "stopping.legs=3": ("stopping.legs = 3", "4"),
+    "stopping.asked=0": ("stopping.asked = 0", "greater than 0"),
+    "stopping.judge=nobody": ("stopping.judge = 'nobody'", "'ensemble'", "'public'"),
     "snapshots=often": ("snapshots = 'often'", "5h", "50 rounds"),
     "snapshots=0h": ("snapshots = '0h'", "above 0"),
     "distillation.at=soon": ("at = 'soon'", "10h"),
@@ -107,6 +112,22 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "model.args.hiden=3": ("mlp", "hiden"),
     "distillation.student=mpl": ("distillation.student", "mlp"),
 }
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("stopping.judge=public", "cohorts=1"), ("stopping.judge", "cohorts must be 2 or more")),
+        (("data.validation=0",), ("stopping.judge", "data.validation must be above 0")),
+        (("data.validation_minimum=5000",), ("stopping.judge", "no client keeps any", "data.validation_minimum")),
+    ],
+)
+def test_nobody_to_judge(
+    cpfl_command: Command, tmp_path: Path, settings: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    chosen = [word for setting in ("stopping.rule=joint", *settings) for word in ("--set", setting)]
+    refused(cpfl_command("run", "digits", *QUICK, *chosen, "--out", "run"), *words)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -107,13 +107,18 @@ class Federation(Section):
 class Stopping(Section):
     """When a cohort's training ends, and which of its models becomes the teacher."""
 
-    rule: Literal["plateau", "rounds", "budget"] = "plateau"
+    rule: Literal["plateau", "rounds", "budget", "joint"] = "plateau"  # joint: all cohorts together, by what they teach
     patience: Count = 50  # plateau: rounds without a new minimum of the moving average
     window: Count = 20  # plateau: rounds in the moving average
     rounds: OptionalCount = 0  # rule = "rounds": exactly so many
     hours: NotNegative = 0  # a limit in virtual hours, with any rule; 0: none
     cpu_hours: NotNegative = 0  # a limit for the whole federation, shared out by cohort size; 0: none
-    keep: Literal["best", "last"] = "best"  # the model with the lowest moving average, or the newest
+    keep: Literal["best", "last"] = "best"  # the model with the lowest moving average, or the newest; joint: the newest
+    judge: Literal["ensemble", "public"] = "ensemble"  # joint: validation samples | two halves agree on public ones
+    every: Count = 25  # joint: rounds of a leg, after which cohorts wait for each other and are judged
+    gain: NotNegative = 4.0  # joint: go on while twice the CPU hours would gain so many points
+    legs: Annotated[Integer, Field(ge=4)] = 6  # joint: judgements that the gain is taken from; fewer are mostly noise
+    asked: Fraction = 1.0  # judge = "ensemble": of the clients with validation samples, the same ones every time
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -194,6 +199,15 @@ class Experiment(Section):
             raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
         if self.snapshots:
             interval(self.snapshots)
+        if self.stopping.rule == "joint":
+            if self.stopping.judge == "public" and self.cohorts < 2:
+                raise ValueError(
+                    'stopping.judge = "public" compares two halves of the cohorts: cohorts must be 2 or more'
+                )
+            if self.stopping.judge == "ensemble" and not self.data.validation:
+                raise ValueError(
+                    'stopping.judge = "ensemble" needs validation samples: data.validation must be above 0'
+                )
         return self
 
 

@@ -1,7 +1,7 @@
 """Cohort-Parallel Federated Learning: Algorithm 1 of the paper, in its order and its words.
 
 Plan      M clients are split at random into n cohorts.
-Federate  Every cohort runs its own FL session, in parallel, until its own stopping rule fires.
+Federate  Every cohort runs its own FL session, in parallel, until its own stopping rule fires, or the one for all.
 Distil    The cohort models become the teachers of one student on public, unlabelled data.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from cpfl import legs
 from cpfl.distillation.distil import Distilled, distil
 from cpfl.distillation.student import EpochRecord
 from cpfl.engines.base import Engine
@@ -27,6 +28,8 @@ from cpfl.runs import checkpoint, files, records, teachers
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.runs.keeper import Keeper
 from cpfl.runs.teachers import Teachers
+
+CPU = torch.device("cpu")
 
 
 class Watcher(Protocol):
@@ -48,7 +51,7 @@ class Watcher(Protocol):
 def cpfl(problem: Problem, folder: RunFolder, engine: Engine, device: torch.device, watcher: Watcher) -> dict[str, Any]:
     """The whole method, into a run folder; goes on from whatever the folder already holds."""
     sessions = plan(problem)
-    training = federate(problem, sessions, folder, engine, watcher)
+    training = federate(problem, sessions, folder, engine, watcher, device)
     began = time.perf_counter()
     outcome = distil_cohorts(problem, folder, problem.experiment.distillation, folder.path, device, watcher)
     summary = {
@@ -70,7 +73,14 @@ def plan(problem: Problem) -> list[Session]:
     ]
 
 
-def federate(problem: Problem, sessions: list[Session], folder: RunFolder, engine: Engine, watcher: Watcher) -> float:
+def federate(
+    problem: Problem,
+    sessions: list[Session],
+    folder: RunFolder,
+    engine: Engine,
+    watcher: Watcher,
+    device: torch.device = CPU,  # where judgements are made
+) -> float:
     """Train every cohort until it stops; the real seconds it took, in all stretches of the run that led here."""
     spent = 0.0
     for session in sessions:
@@ -87,7 +97,10 @@ def federate(problem: Problem, sessions: list[Session], folder: RunFolder, engin
             keeper.keep(session, closed)
             watcher.on_round(session, closed)
 
-        engine.federate(sessions, on_round)
+        if problem.experiment.stopping.rule == "joint":
+            legs.federate(problem, sessions, folder, engine, device, on_round, watcher.on_note)
+        else:
+            engine.federate(sessions, on_round)
     return spent + time.perf_counter() - began
 
 

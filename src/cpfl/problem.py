@@ -16,7 +16,7 @@ from cpfl.cohorts import CohortPlan, random_plan
 from cpfl.data import federated
 from cpfl.data.federated import FederatedData, Given
 from cpfl.devices import Fleet, fleet
-from cpfl.errors import ModelError
+from cpfl.errors import ModelError, SettingError
 from cpfl.experiment import Experiment, Model
 from cpfl.models import ModelFactory, State
 
@@ -48,6 +48,12 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
     plan = random_plan(experiment.clients, experiment.cohorts, experiment.seed)
     devices = fleet(experiment.devices, experiment.clients, experiment.seed, roots)
     data = federated.load(experiment, roots, given)
+    stopping = experiment.stopping
+    if stopping.rule == "joint" and stopping.judge == "ensemble" and not data.clients.validation_sizes.any():
+        raise SettingError(
+            'stopping.judge = "ensemble" needs validation samples, and no client keeps any: '
+            "lower data.validation_minimum or raise data.validation"
+        )
     shape, classes = data.train.shape, data.classes
     build = models.factory(experiment.model, shape, classes) if model is None else own_factory(model)
     other = experiment.distillation.student

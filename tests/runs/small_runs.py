@@ -66,9 +66,9 @@ def cpfl(*words: str | Path, driver: Sequence[str] = ()) -> subprocess.Completed
 
 def outcome(path: Path) -> dict[str, bytes]:
     """All that a run must always end with: its files, and its summary without what was measured by the wall clock."""
-    names = ("rounds/*.jsonl", "models/*.safetensors", "snapshots/*.safetensors", "epochs.jsonl", "clients.json")
+    names = ("rounds/*.jsonl", "models/*.safetensors", "snapshots/*.safetensors", "*.jsonl", "clients.json")
     files = [file for name in names for file in path.glob(name) if not file.name.startswith(".")]
-    found = {str(file.relative_to(path)): file.read_bytes() for file in files}
+    found = {str(file.relative_to(path)): file.read_bytes() for file in files if file.name != "log.jsonl"}
     summary = json.loads((path / "summary.json").read_bytes())
     kept = {key: value for key, value in summary.items() if key not in MEASURED}
     return found | {"summary.json": json.dumps(kept).encode()}

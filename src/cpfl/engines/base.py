@@ -12,9 +12,9 @@ OnRound = Callable[[Session, Closed], None]
 
 
 class Engine(Protocol):
-    """Drives sessions until all have stopped, with no barrier between cohorts."""
+    """Drives sessions until each has stopped or waits to be judged, with no barrier between cohorts."""
 
     name: str
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
-        """Do all rounds of all sessions."""
+        """Do all rounds that the sessions open."""

@@ -40,12 +40,12 @@ class ReferenceEngine:
             self._federate(sessions, on_round)
 
     def _federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
-        waiting = [(s.clock, s.cohort, s) for s in sessions if not s.stopped]
+        waiting = [(s.clock, s.cohort, s) for s in sessions if not s.idle]
         heapq.heapify(waiting)
         while waiting:
             _, _, session = heapq.heappop(waiting)
             on_round(session, session.close_round(self.do(session.open_round())))
-            if not session.stopped:
+            if not session.idle:
                 heapq.heappush(waiting, (session.clock, session.cohort, session))
 
     def do(self, work: Work) -> Outcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cpfl.devices import Fleet
@@ -106,20 +106,20 @@ class Session:
         self.model = start
         self.round, self.clock, self.cpu_seconds, self.bytes, self.samples = 0, 0.0, 0.0, 0, 0
         self.stopped = ""  # the reason, once it has
+        self.legs = 0  # stopping rule joint: those that are over and judged
         self._experiment, self._fleet, self._model_bytes = experiment, fleet, model_bytes
         self._plateau = Plateau(experiment.stopping.window)
         self._kept: State | None = None
 
     def open_round(self) -> Work:
         """What to do next."""
-        assert not self.stopped, "a stopped session opens no round"
+        assert not self.idle, "a session that has stopped or waits opens no round"
         return Work(self.cohort, self.round + 1, self.participants(self.round + 1), self.model)
 
     def participants(self, number: int) -> list[int]:
         """Who takes part in a round, known before the one before it is judged; nobody after the last there can be."""
         e = self._experiment
-        last = min(e.max_rounds, e.stopping.rounds) if e.stopping.rule == "rounds" else e.max_rounds
-        if number > last:
+        if number > min(e.max_rounds, self._leg_end, e.stopping.rounds if e.stopping.rule == "rounds" else number):
             return []
         return selection.select(self.clients, e.federation, e.seed, self.cohort, number)
 
@@ -146,16 +146,7 @@ class Session:
         self.bytes += sent
         trained = sum(r.samples for r in results)
         self.samples += trained
-        self.stopped = reason_to_stop(
-            self._experiment.stopping,
-            self._experiment.max_rounds,
-            self.round,
-            self._plateau,
-            self.clock,
-            self.cpu_seconds,
-            (seconds, cpu_seconds),
-            len(self.clients) / self._experiment.clients,
-        )
+        self.stopped = self._reason_to_stop(seconds, cpu_seconds)
         record = RoundRecord(
             cohort=self.cohort,
             round=self.round,
@@ -176,6 +167,43 @@ class Session:
         return Closed(record, self._due(before))
 
     @property
+    def paused(self) -> bool:
+        """At the end of a leg, waiting for the federation to be judged."""
+        return not self.stopped and self.round >= self._leg_end
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do for an engine now: it has stopped, or waits."""
+        return bool(self.stopped) or self.paused
+
+    def can_pay(self, cpu_seconds: float) -> bool:
+        """Whether its share of the CPU hours allows for so much of a judgement."""
+        limit = self._experiment.stopping.cpu_hours * 3600 * self._share
+        return not limit or self.cpu_seconds + cpu_seconds <= limit + ROUNDING
+
+    def go_on(self, closed: Closed, clock: float, cpu_seconds: float) -> Closed:
+        """The judgement, over at this moment and paid for with so much, asks for another leg: unless a limit speaks
+        against it. What the last round of the leg had yielded, and what the wait adds to it."""
+        arrived, record = self.clock, closed.record
+        self.legs += 1
+        self.clock, self.cpu_seconds = clock, self.cpu_seconds + cpu_seconds
+        self.stopped = self._reason_to_stop(record.seconds, record.cpu_seconds)
+        return self._waited(closed, arrived)
+
+    def stop(self, closed: Closed, reason: str, clock: float | None = None) -> Closed:
+        """End with the leg: as the judgement says that is over at this moment, or without one."""
+        arrived = self.clock
+        self.clock, self.stopped = arrived if clock is None else clock, reason
+        return self._waited(closed, arrived)
+
+    def _waited(self, closed: Closed, arrived: float) -> Closed:
+        """The round ended when it did, whatever came after; but a moment to keep the model may have passed since."""
+        kept = {snapshot.round for snapshot in closed.snapshots}
+        due = self._due(Snapshot(self.cohort, self.round, arrived, self.model)) if self.round not in kept else []
+        snapshots = [replace(snapshot, clock=arrived) for snapshot in due[:1]]
+        return Closed(replace(closed.record, stop=self.stopped), [*closed.snapshots, *snapshots])
+
+    @property
     def alone(self) -> bool:
         """A cohort of one client has neither traffic nor transfer time."""
         return len(self.clients) == 1
@@ -186,8 +214,9 @@ class Session:
         return self._plateau.best_round
 
     def teacher(self) -> State:
-        """The model this cohort contributes: the best by validation, or the newest."""
-        if self._experiment.stopping.keep == "best" and self._kept is not None:
+        """The model this cohort contributes: the best by validation, or the newest, which is what joint judges."""
+        stopping = self._experiment.stopping
+        if stopping.keep == "best" and stopping.rule != "joint" and self._kept is not None:
             return self._kept
         return self.model
 
@@ -197,7 +226,7 @@ class Session:
         if self._kept is not None and not newest:
             states["kept"] = self._kept
         numbers = {key: getattr(self, key) for key in _NUMBERS}
-        return states, {**numbers, "kept_is_newest": newest, "plateau": self._plateau.state()}
+        return states, {**numbers, "legs": self.legs, "kept_is_newest": newest, "plateau": self._plateau.state()}
 
     def restore(self, states: dict[str, State], numbers: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
@@ -205,7 +234,24 @@ class Session:
         self._kept = self.model if numbers["kept_is_newest"] else states.get("kept")
         for key in _NUMBERS:
             setattr(self, key, numbers[key])
+        self.legs = numbers.get("legs", 0)  # runs of the other rules may be older than this number
         self._plateau.restore(numbers["plateau"])
+
+    @property
+    def _leg_end(self) -> float:
+        """The round at which it waits next."""
+        stopping = self._experiment.stopping
+        return (self.legs + 1) * stopping.every if stopping.rule == "joint" else math.inf
+
+    @property
+    def _share(self) -> float:
+        return len(self.clients) / self._experiment.clients
+
+    def _reason_to_stop(self, seconds: float, cpu_seconds: float) -> str:
+        e, last = self._experiment, (seconds, cpu_seconds)
+        return reason_to_stop(
+            e.stopping, e.max_rounds, self.round, self._plateau, self.clock, self.cpu_seconds, last, self._share
+        )
 
     def _computing(self, result: ClientResult) -> float:
         return self._fleet.training_seconds(result.client, result.steps, self._experiment.federation.batch_size)

@@ -6,6 +6,7 @@ rounds/             cohort-0003.jsonl: one line a round, appended as it goes
 models/             start, every cohort's teacher, and the global model (safetensors)
 snapshots/          cohort models as they were at chosen moments
 checkpoints/        the last two states of every cohort: what resume goes on from
+judgements.jsonl    stopping rule joint: one line for every judgement of the whole federation
 epochs.jsonl        the distillation, one line an epoch
 clients.json        what the global model is worth to each client
 summary.json        the outcome; exists when the run is finished
@@ -124,6 +125,10 @@ class RunFolder:
     def rounds(self, cohort: int) -> Path:
         """A cohort's records."""
         return self.path / "rounds" / f"cohort-{cohort:04d}.jsonl"
+
+    def judgements(self) -> Path:
+        """What the federation as a whole was judged to be worth, leg after leg."""
+        return self.path / "judgements.jsonl"
 
     def model(self, name: str) -> Path:
         """start, global, or a cohort's teacher."""

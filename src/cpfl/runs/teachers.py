@@ -36,7 +36,8 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
     """The teachers that these settings ask for."""
     about = folder.about()
     lines = [records.read(folder.rounds(cohort)) for cohort in range(len(about["plan"]))]
-    stops = [line[-1]["clock"] if line and line[-1]["stop"] else math.inf for line in lines]
+    judged = records.read(folder.judgements())
+    stops = [_stopped(cohort, line, judged) for cohort, line in enumerate(lines)]
     clocks = [line[-1]["clock"] if line else 0.0 for line in lines]
     moment = min(_moment(folder, settings, stops), max(stops))  # after the last stop nothing changes any more
     behind = [i for i, stop in enumerate(stops) if stop == math.inf and clocks[i] < moment]
@@ -56,30 +57,41 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
     if not cohorts:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent = [r for line in lines for r in line if r["clock"] <= moment + ROUNDING]
-    sent = sum(r["bytes"] for r in spent) + len(cohorts) * about["model_bytes"]
+    asked = [j for j in judged if j["clock"] <= moment + ROUNDING]
+    sent = sum(r["bytes"] for r in [*spent, *asked]) + len(cohorts) * about["model_bytes"]
     return Teachers(
         cohorts=cohorts,
         paths=paths,
         hours=moment / 3600,
-        cpu_hours=math.fsum(r["cpu_seconds"] for r in spent) / 3600,
+        cpu_hours=math.fsum(r["cpu_seconds"] for r in [*spent, *asked]) / 3600,
         comm_gb=sent / 1e9,
         rounds=len(spent),
         samples=sum(r["samples"] for r in spent),
         cut_off=sum(r["stop"] == "max rounds" for r in spent),
-        accounts=[_account(cohort, lines[cohort], moment) for cohort in cohorts],
+        accounts=[_account(cohort, lines[cohort], moment, stops[cohort]) for cohort in cohorts],
     )
 
 
-def _account(cohort: int, lines: list[dict[str, Any]], moment: float) -> dict[str, Any]:
-    """What one cohort had spent by a moment."""
+def _stopped(cohort: int, lines: list[dict[str, Any]], judged: list[dict[str, Any]]) -> float:
+    """When a cohort stopped: after its last round, or at the end of the judgement that it had waited for then."""
+    if not (lines and lines[-1]["stop"]):
+        return math.inf
+    last = lines[-1]
+    waited = [j["clock"] for j in judged if j["round"] == last["round"] and cohort in j["cohorts"]]
+    return float(max([last["clock"], *waited]))
+
+
+def _account(cohort: int, lines: list[dict[str, Any]], moment: float, stop: float) -> dict[str, Any]:
+    """What one cohort had spent by a moment, on its own rounds."""
+    stopped = stop <= moment + ROUNDING
     spent = [line for line in lines if line["clock"] <= moment + ROUNDING]
     return {
         "cohort": cohort,
         "rounds": len(spent),
-        "hours": spent[-1]["clock"] / 3600 if spent else 0.0,
+        "hours": (stop if stopped else spent[-1]["clock"]) / 3600 if spent else 0.0,
         "cpu_hours": math.fsum(line["cpu_seconds"] for line in spent) / 3600,
         "comm_gb": sum(line["bytes"] for line in spent) / 1e9,
-        "stop": spent[-1]["stop"] if spent else "",
+        "stop": spent[-1]["stop"] if stopped else "",
     }
 
 

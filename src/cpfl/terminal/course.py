@@ -119,6 +119,8 @@ class Course:
         least = most
         if stopping.rule == "plateau":
             least = min(most, max(1, session.best_round + stopping.patience - session.round))
+        if stopping.rule == "joint":
+            least = min(most, stopping.every - session.round % stopping.every)
         return Left(math.floor(least), math.ceil(most))
 
     def _pace(self) -> float:

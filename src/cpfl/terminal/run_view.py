@@ -149,6 +149,10 @@ class RunView(LiveView):
         stopping = self._experiment.stopping
         if stopping.rule == "plateau" and session.round:
             return f"no gain {session.round - session.best_round:>3} of {stopping.patience}"
+        if session.paused:
+            return "waits to be judged"
+        if stopping.rule == "joint" and session.round:
+            return f"judged in {self._course.left(session).least:,} rounds"
         return f"{self._course.left(session).most:,} rounds to go" if session.round else "waiting"
 
 

@@ -57,7 +57,7 @@ class LaneEngine:
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
-        going = [session for session in sessions if not session.stopped]
+        going = [session for session in sessions if not session.idle]
         if going:
             with models.threads(1):
                 Shift(self._bench, self._large, self._few, lambda: self._small, self._judging, going, on_round).work()

@@ -35,7 +35,7 @@ class WorkerEngine:
         """Do all rounds of all sessions."""
         crew = self._crew
         crew.waiting.clear()
-        rounds = {session.cohort: Round(self._problem, crew, session) for session in sessions if not session.stopped}
+        rounds = {session.cohort: Round(self._problem, crew, session) for session in sessions if not session.idle}
 
         def on_done(job: Job, answer: float | list[float], slot: int) -> None:
             round = rounds[job.place]
@@ -48,7 +48,7 @@ class WorkerEngine:
             if round.complete:
                 session = round.session
                 on_round(session, session.close_round(round.outcome()))
-                if not session.stopped:
+                if not session.idle:
                     rounds[session.cohort] = Round(self._problem, crew, session)
 
         crew.work(on_done)

@@ -1,0 +1,90 @@
+"""When the whole federation has converged: the rule `joint`, sans-IO.
+
+Cohorts train in legs and then wait, so that all of them can be judged together by what they would be distilled into.
+They go on while twice the work would still gain enough: work is counted in CPU hours, gain in points of the judgement,
+and "twice" makes the rule free of scale, the same for ten CPU hours as for ten thousand.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpfl.devices import Fleet
+
+FEWEST = 4  # judgements for a line: one through fewer says little
+Point = tuple[float, float]  # CPU hours spent so far, the judgement in per cent
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a judgement takes: virtual seconds until the slowest has answered, CPU seconds and bytes of all."""
+
+    seconds: float
+    cpu_seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One line of a federation's judgements."""
+
+    leg: int  # counted from 1
+    round: int  # after which the cohorts waited
+    cohorts: list[int]  # that waited; the others had stopped before, and were judged as they were
+    clock: float  # virtual seconds at which it was over: the slowest cohort's, and the judgement's own
+    seconds: float  # of its own
+    cpu_seconds: float
+    bytes: int
+    cpu_hours: float  # of the whole federation until then, with this and all earlier judgements
+    value: float  # in per cent
+    loss: float | None
+    slope: float | None  # points that twice the work gains; None: too few judgements to say
+    decision: str  # on or stop
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a line of JSON."""
+        return asdict(self)
+
+
+def slope(points: Sequence[Point], legs: int) -> float | None:
+    """Points that twice the work gains, by the line of least squares through the last `legs` judgements over
+    log2(CPU hours); None while there are too few of them."""
+    if len(points) < FEWEST:
+        return None
+    last = points[-legs:]
+    return statistics.linear_regression([math.log2(spent) for spent, _ in last], [value for _, value in last]).slope
+
+
+def enough(points: Sequence[Point], gain: float, legs: int) -> bool:
+    """Whether to stop: twice the work would gain less than `gain` points, and no more than a leg ago it would have.
+
+    Learning may begin slowly, with a flat stretch before the rise; there the gain is small too, but it grows.
+    """
+    now, before = slope(points, legs), slope(points[:-1], legs)
+    return now is not None and before is not None and now < gain and now <= before
+
+
+def replayed(points: Sequence[Point], gain: float, legs: int) -> int | None:
+    """The judgement (counted from 1) after which the rule would have stopped, of those a finished run can tell."""
+    return next((k for k in range(1, len(points) + 1) if enough(points[:k], gain, legs)), None)
+
+
+def asking_clients(fleet: Fleet, clients: NDArray[np.int64], samples: NDArray[np.int64], n: int, size: int) -> Cost:
+    """Each of these clients is sent the other n - 1 cohorts' models, `size` bytes each, and runs all n on so many
+    samples of its own. A forward pass is what the device trace measures; three numbers back weigh nothing."""
+    computing = n * samples * fleet.compute_ms[clients] / 1000
+    down = (n - 1) * size / (fleet.network_kbps[clients] * 1024 / 8)
+    return Cost(float((computing + down).max()), math.fsum(computing.tolist()), (n - 1) * size * len(clients))
+
+
+def asking_servers(n: int, size: int) -> Cost:
+    """Every cohort's server sends its model to the global one; servers are never the bottleneck, and their own work is
+    not counted, as that of the distillation is not."""
+    return Cost(0.0, 0.0, n * size)

@@ -1,0 +1,188 @@
+"""The rule joint: where it stops on curves with a known derivative, what judging costs, and sessions that wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpfl import experiment_file
+from cpfl.devices import Fleet
+from cpfl.experiment import Experiment
+from cpfl.federation.joint import FEWEST, Point, asking_clients, asking_servers, enough, replayed, slope
+from cpfl.federation.session import ClientResult, Closed, Outcome, Session
+
+LEG = 7.0  # CPU hours
+
+
+def curve(value: Callable[[float], float], legs: int = 200, leg: float = LEG) -> list[Point]:
+    return [(leg * k, value(leg * k)) for k in range(1, legs + 1)]
+
+
+@given(st.floats(-20, 20), st.floats(0.001, 1e5), st.integers(4, 12), st.integers(FEWEST, 30))
+def test_a_line_has_its_own_slope_at_any_scale(gain: float, leg: float, legs: int, judgements: int) -> None:
+    points = curve(lambda spent: 30 + gain * math.log2(spent), judgements, leg)
+    assert slope(points, legs) == pytest.approx(gain, abs=1e-6)
+
+
+def test_the_slope_is_that_of_least_squares() -> None:
+    points = [(float(k**2), v) for k, v in enumerate([3.0, 9.0, 7.0, 14.0, 13.0, 20.0, 12.0], 1)]
+    for legs in (4, 5, 20):
+        x, y = np.array(points[-legs:]).T
+        assert slope(points, legs) == pytest.approx(np.polyfit(np.log2(x), y, 1)[0])
+    assert slope(points[: FEWEST - 1], 6) is None
+
+
+# Saturating curves, and the CPU hours at which twice the work gains `gain` points by their derivative.
+CURVES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
+    "hyperbola": (lambda c: 70 - 400 / c, lambda gain: 400 * math.log(2) / gain),
+    "bent line": (lambda c: 5 + 12 * math.log2(c) - 0.5 * math.log2(c) ** 2, lambda gain: 2 ** (12 - gain)),
+    "power": (lambda c: 90 - 200 * c**-0.5, lambda gain: (100 * math.log(2) / gain) ** 2),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("gain", [2.0, 4.0, 6.0])
+@pytest.mark.parametrize("legs", [4, 6, 9])
+def test_stops_where_the_derivative_crosses(name: str, gain: float, legs: int) -> None:
+    """A line through the last judgements has the slope of their middle: half of them later it is found out."""
+    value, crossing = CURVES[name]
+    points = curve(value, 1200)
+    stop = replayed(points, gain, legs)
+    assert stop is not None
+    true = max(crossing(gain) / LEG, FEWEST)
+    assert true - 1 <= stop - legs / 2 <= true + 1
+
+
+def test_goes_on_while_it_pays() -> None:
+    points = curve(lambda c: 10 * math.log2(c))
+    assert replayed(points, 9.99, 6) is None
+    assert replayed(points, 10.01, 6) == FEWEST + 1
+    assert not any(enough(points[:k], 1000, 6) for k in range(FEWEST + 1))  # too few to say
+
+
+def test_a_flat_beginning_is_no_end() -> None:
+    """Nothing, a steep rise, then nothing: an S over the logarithm of the work."""
+    points = curve(lambda c: 80 / (1 + math.exp(-2 * (math.log2(c) - 7))))
+    rise = 2**7 / LEG
+    stop = replayed(points, 4, 6)
+    assert stop is not None
+    assert stop > 2 * rise
+    assert slope(points[:FEWEST], 6) < 4  # type: ignore[operator]
+
+
+def test_what_asking_clients_costs() -> None:
+    """Two of three clients judge three models of 1,280 bytes: one is slow to compute, the other to download."""
+    fleet = Fleet(np.array([100.0, 7.0, 1000.0]), np.array([1.0, 9.0, 10.0]))  # ms a sample; kbit/s, 128 bytes/s each
+    cost = asking_clients(fleet, np.array([0, 2]), np.array([5, 4]), 3, 1280)
+    assert cost.cpu_seconds == pytest.approx(3 * 5 * 0.1 + 3 * 4 * 1.0)
+    assert cost.seconds == pytest.approx(max(1.5 + 2 * 10.0, 12.0 + 2 * 1.0))
+    assert cost.bytes == 2 * 2 * 1280
+    alone = asking_clients(fleet, np.array([0, 2]), np.array([5, 4]), 1, 1280)
+    assert (alone.seconds, alone.cpu_seconds, alone.bytes) == (4.0, 4.5, 0)
+
+
+def test_what_asking_servers_costs() -> None:
+    cost = asking_servers(5, 1000)
+    assert (cost.seconds, cost.cpu_seconds, cost.bytes) == (0.0, 0.0, 5000)
+
+
+def session(**changes: Any) -> Session:
+    """Two of four clients; a round takes 3 s of computing by each and 2 s of transfers."""
+    base = {"clients": 4, "cohorts": 2, "federation.batch_size": 1, "stopping.rule": "joint", "stopping.every": 3}
+    experiment = experiment_file.with_settings(
+        Experiment(), base | {k.replace("__", "."): v for k, v in changes.items()}
+    )
+    fleet = Fleet(np.full(4, 1000.0), np.ones(4))
+    return Session(0, [0, 1], experiment, fleet, 128, {"w": torch.zeros(1)})
+
+
+def close(one: Session, validation: float = 1.0) -> Closed:
+    work = one.open_round()
+    results = [ClientResult(client, 1, 1, 1.0, validation) for client in work.participants]
+    return one.close_round(Outcome({"w": torch.tensor([float(work.round)])}, results))
+
+
+def leg(one: Session) -> Closed:
+    while True:
+        closed = close(one)
+        if one.idle:
+            return closed
+
+
+def test_a_session_waits_at_the_end_of_a_leg() -> None:
+    one = session()
+    closed = leg(one)
+    assert (one.round, one.paused, one.stopped, closed.record.stop) == (3, True, "", "")
+    assert one.participants(3)
+    assert one.participants(4) == []  # engines ask ahead
+    with pytest.raises(AssertionError):
+        one.open_round()
+    told = one.go_on(closed, 100.0, 1.5)
+    assert (one.paused, one.clock, one.cpu_seconds) == (False, 100.0, 18.0 + 1.5)
+    assert told == closed  # the round ended when it did
+    assert one.participants(4)
+    assert close(one).record.clock == 105.0
+    end = leg(one)
+    assert one.round == 6
+    last = one.stop(end, "joint", 200.0)
+    assert (one.stopped, one.paused, one.idle, one.clock) == ("joint", False, True, 200.0)
+    assert (last.record.stop, last.record.clock) == ("joint", 115.0)
+
+
+def test_the_newest_model_teaches() -> None:
+    one = session(stopping__window=1, stopping__keep="best")
+    close(one, 1.0)
+    close(one, 2.0)
+    one.stop(close(one, 3.0), "joint", 50.0)
+    assert one.best_round == 1
+    assert one.teacher()["w"].item() == 3.0
+
+
+def test_a_limit_within_a_leg_stops_at_once() -> None:
+    one = session(stopping__hours=11 / 3600)
+    assert leg(one).record.stop == "hours"
+    assert (one.round, one.paused) == (2, False)
+
+
+def test_a_limit_that_the_wait_has_used_up() -> None:
+    """Three rounds end after 15 s, the judgement after 37 s: the next round would end after 42 s."""
+    for hours, stop in ((41.9, "hours"), (42.0, "")):
+        one = session(stopping__hours=hours / 3600)
+        told = one.go_on(leg(one), 37.0, 0.0)
+        assert told.record.stop == one.stopped == stop
+
+
+def test_cpu_hours_pay_for_judgements() -> None:
+    """Half of 72 s is this cohort's; three rounds took 18 s, a fourth takes 6 s."""
+    one = session(stopping__cpu_hours=72 / 3600)
+    closed = leg(one)
+    assert one.can_pay(18.0)
+    assert not one.can_pay(18.1)
+    assert one.go_on(closed, 20.0, 12.1).record.stop == "cpu hours"
+    assert session().can_pay(1e9)
+
+
+@pytest.mark.parametrize(("snapshots", "expected"), [("1 rounds", [3]), ("20s", [3]), ("90s", []), ("", [])])
+def test_models_that_a_wait_makes_due(snapshots: str, expected: list[int]) -> None:
+    """A cohort arrives after 15 s and goes on at 70 s: its model was the current one at 20, 40 and 60 s."""
+    one = session(snapshots=snapshots)
+    told = one.go_on(leg(one), 70.0, 0.0)
+    assert [(s.round, s.clock) for s in told.snapshots] == [(number, 15.0) for number in expected]
+    last = one.stop(leg(one), "joint", 86.0)
+    assert [s.round for s in last.snapshots if s.round == 6] == ([6] if snapshots else [])
+
+
+def test_a_checkpoint_knows_the_leg() -> None:
+    one = session()
+    one.go_on(leg(one), 100.0, 1.0)
+    other = session()
+    other.restore(*one.state())
+    assert (other.legs, other.clock, other.paused) == (1, 100.0, False)
+    assert leg(other).record == leg(one).record
