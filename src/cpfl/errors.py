@@ -5,6 +5,7 @@ CpflError                 one clear sentence, exit code 2
 ├── DataError             a data set, public set, label or device trace
 ├── ModelError            a model that does not fit the data
 ├── DivergedError         a client's loss is not a number (cohort, client, round)
+├── PrivacyError          a sum over clients that would tell of one of them, or cannot be made
 ├── SweepError            runs of a sweep that failed while others went well, exit code 1
 └── RunFolderError        a run folder that is missing, foreign, busy or on a full disk
     └── DamagedError      a file in it that was cut short or changed
@@ -46,6 +47,10 @@ class DivergedError(CpflError):
     def __reduce__(self) -> tuple[type[DivergedError], tuple[int, int, int, float]]:
         """So that it survives the way back from a worker process."""
         return DivergedError, (self.cohort, self.client, self.round, self.loss)
+
+
+class PrivacyError(CpflError):
+    """A sum over clients that would tell of a single one, or that cannot be made."""
 
 
 class SweepError(CpflError):

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from cpfl import models
@@ -19,6 +21,7 @@ from cpfl.devices import Fleet, fleet
 from cpfl.errors import ModelError
 from cpfl.experiment import Experiment, Model
 from cpfl.models import ModelFactory, State
+from cpfl.privacy.counts import cohort_counts
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Problem:
     plan: CohortPlan
     start: State  # all cohorts start from the same weights
     model_bytes: int
+    label_counts: NDArray[np.int64]  # of cohorts, (N, C); a row of HIDDEN: not known
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the data, of who holds them, and of the devices: what a resumed run must find again."""
@@ -60,7 +64,8 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
         models.check(models.fresh(build_student, experiment.seed, "student", dtype), x, classes)
     state = models.state_of(start)
     size = models.wire_bytes(experiment.model, state)
-    return Problem(experiment, data, build, build_student, devices, plan, state, size)
+    counts = cohort_counts(data.counts, plan, experiment.privacy, experiment.seed)
+    return Problem(experiment, data, build, build_student, devices, plan, state, size, counts)
 
 
 def own_factory(model: OwnModel) -> ModelFactory:

@@ -16,7 +16,7 @@ from cpfl import models
 from cpfl.data.transform import draw_plan
 from cpfl.distillation.student import EpochRecord, teach
 from cpfl.distillation.targets import Chunks, Numbers, contribution, joined, logits_of
-from cpfl.distillation.weights import class_weights, cohort_counts
+from cpfl.distillation.weights import class_weights
 from cpfl.experiment import Distillation
 from cpfl.models import State
 from cpfl.problem import Problem
@@ -55,7 +55,7 @@ def distil(
     models.choose_arithmetic(problem.experiment.precision)
     numbers = Numbers(device, problem.experiment.precision)
     teacher = _placed(models.fresh(problem.build, seed, "init", dtype), device)
-    weights_NC = class_weights(cohort_counts(data.counts, problem.plan), settings.weights, cohorts)
+    weights_NC = class_weights(problem.label_counts, settings.weights, cohorts)
     x_test = torch.as_tensor(data.test.x).to(device)
     y_test = torch.as_tensor(data.test.y).to(device)
 
