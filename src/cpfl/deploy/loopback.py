@@ -1,0 +1,207 @@
+"""A SuperLink and its nodes as processes on this machine, with TLS and node keys; all of them end with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cpfl.deploy import certificates, control
+from cpfl.errors import CpflError
+
+HOST = "127.0.0.1"
+STARTING = 60.0  # seconds that a SuperLink may take to listen
+ENDING = 10.0  # seconds to end by itself before it is killed
+QUIET = {  # nothing is sent to anybody, nothing is installed
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class Loopback:
+    """Everything of a small fleet in one folder: certificates, keys, logs, the SuperLink's database."""
+
+    def __init__(self, folder: Path, secure: bool = True, warm: bool = True) -> None:
+        """`secure`: TLS and node keys; `warm`: nodes that answer sooner than the stock ones."""
+        self.folder, self.secure, self.warm, self.port = folder.absolute(), secure, warm, free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        for name in ("certificates", "keys", "logs", "flwr"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        if secure:
+            certificates.authority(self.folder / "certificates", HOST)
+        self.environment = {
+            **os.environ,
+            **QUIET,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "FLWR_HOME": str(self.folder / "flwr"),
+        }
+        self._configure()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """Where the SuperLink listens."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def ca(self) -> Path | None:
+        """The authority that signed the SuperLink's certificate."""
+        return self.folder / "certificates" / certificates.CA if self.secure else None
+
+    def start_link(self) -> None:
+        """The SuperLink, with a database that outlives it."""
+        place = self.folder / "certificates"
+        words = ["flower-superlink", "--host", HOST, "--port", self.port, "--database", self.folder / "link.db"]
+        words += ["--disable-runtime-dependency-installation"]
+        if self.secure:
+            words += ["--ssl-ca-certfile", place / certificates.CA, "--ssl-certfile", place / certificates.CERTIFICATE]
+            words += ["--ssl-keyfile", place / certificates.KEY, "--enable-supernode-auth"]
+        else:
+            words += ["--insecure"]
+        link = self._start("superlink", words)
+        until = time.monotonic() + STARTING
+        while not _listens(self.port):
+            if link.poll() is not None or time.monotonic() > until:
+                raise CpflError(f"the SuperLink did not start: {self.tail('superlink')}")
+            time.sleep(0.1)
+
+    def register(self, name: str) -> None:
+        """A key pair for a node, known to the SuperLink."""
+        public = certificates.node_key(self.folder / "keys" / name)
+        control.register(self.address, self.ca, public)
+
+    def start_node(self, name: str, config: Mapping[str, Any], **environment: str) -> subprocess.Popen[bytes]:
+        """A node; its key must be registered where the fleet is secure."""
+        program = [sys.executable, "-m", "cpfl.deploy.node"] if self.warm else ["flower-supernode"]
+        words: list[object] = [*program, "--superlink", self.address, "--host", HOST, "--port", free_port()]
+        words += ["--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())]
+        if self.secure:
+            words += ["--root-certificates", self.ca]
+            words += ["--auth-supernode-private-key", self.folder / "keys" / name]
+        else:
+            words += ["--insecure"]
+        return self._start(name, words, environment)
+
+    def run(self, app: Path, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        """Start an app: a process that streams the run's log into logs/run.log and ends with the run."""
+        file = self.folder / "run-config.toml"
+        file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
+        self.log("run").unlink(missing_ok=True)
+        return self._start("run", ["flwr", "run", app, "local", "--run-config", file, "--stream"])
+
+    def wait(self, seconds: float) -> str:
+        """How the run ended (finished:completed …), or `running` after so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.processes["run"].wait(seconds)
+        found = re.search(r"started run (\d+)", self.log("run").read_text(errors="replace"))
+        if not found:
+            raise CpflError(f"flwr run did not start the app: {self.tail('run')}")
+        return control.status(self.address, self.ca, int(found[1]))
+
+    def log(self, name: str) -> Path:
+        """Where a process's words go."""
+        return self.folder / "logs" / f"{name}.log"
+
+    def tail(self, name: str, size: int = 600) -> str:
+        """The last words of a process."""
+        path = self.log(name)
+        return path.read_text(errors="replace")[-size:].strip() if path.is_file() else ""
+
+    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """End one process and all it started, at once."""
+        process = self.processes.pop(name)
+        for pid in [process.pid, *descendants(process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+        process.wait(ENDING)
+
+    def stop(self) -> None:
+        """End everything that was started here: politely, then not."""
+        started = {pid for p in self.processes.values() for pid in (p.pid, *descendants(p.pid))}
+        for name in reversed(list(self.processes)):  # nodes before their SuperLink
+            with contextlib.suppress(ProcessLookupError):
+                self.processes[name].send_signal(signal.SIGTERM)
+        until = time.monotonic() + ENDING
+        for process in self.processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, until - time.monotonic()))
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait(ENDING)
+        self.processes.clear()
+
+    def _start(
+        self, name: str, words: list[object], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        with self.log(name).open("ab") as output:
+            process = subprocess.Popen(
+                [*map(str, words)],
+                env={**self.environment, **(environment or {})},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C in the terminal is ours to handle
+            )
+        self.processes[name] = process
+        return process
+
+    def _configure(self) -> None:
+        how = (
+            f'root-certificates = "{self.folder / "certificates" / certificates.CA}"'
+            if self.secure
+            else "insecure = true"
+        )
+        text = f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "{self.address}"\n{how}\n'
+        (self.folder / "flwr" / "config.toml").write_text(text)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that a process started, and those that they did (Linux; elsewhere Flower's own watch ends them)."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found, todo = [], [pid]
+    while todo:
+        children = parents.get(todo.pop(), [])
+        found += children
+        todo += children
+    return found
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HOST, port)) == 0

@@ -1,0 +1,58 @@
+"""A SuperNode that answers sooner: `flower-supernode` as it is, but warm, and awake while a run goes on.
+
+The stock node looks for work every three seconds. Shortly after a message the next one is near, so this one looks four
+times a second for a while, and every three seconds when nothing has come for longer. Both rest on how flwr 1.41.0 is
+made; under another version the stock node runs unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from importlib import metadata
+from typing import Any
+
+from cpfl.deploy import warm
+
+VERSION = "1.41.0"
+AWAKE = 60.0  # seconds after the last message in which the next one is near
+OFTEN, WAITING = 0.25, 0.05  # seconds between looks for a message, and for the answer to one
+
+
+class _Pace:
+    """Stands in for the time module where the SuperNode sleeps between looks."""
+
+    def __init__(self) -> None:
+        self._busy = time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Half a second is its wait for an answer, three seconds its wait for work."""
+        if seconds < 1:
+            self._busy = time.monotonic()
+            seconds = WAITING
+        elif time.monotonic() - self._busy < AWAKE:
+            seconds = OFTEN
+        time.sleep(seconds)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def main() -> None:
+    """flower-supernode with the same options."""
+    if metadata.version("flwr") == VERSION and hasattr(os, "fork"):
+        place = warm.start(os.environ.get("CPFL_PRELOAD", "").split())
+        os.environ["PATH"] = f"{place}{os.pathsep}{os.environ.get('PATH', '')}"
+        os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(OFTEN))
+        from flwr.supernode import start_client_internal
+
+        start_client_internal.time = _Pace()  # type: ignore[attr-defined, assignment]
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    sys.argv[0] = "flower-supernode"
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main()
