@@ -146,6 +146,8 @@ class Loopback:
         for process in self.processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, until - time.monotonic()))
+        while any(map(_alive, started)) and time.monotonic() < until:
+            time.sleep(0.05)  # what they started ends a moment after them
         for pid in started:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -199,6 +201,14 @@ def descendants(pid: int) -> list[int]:
         found += children
         todo += children
     return found
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be buried does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _listens(port: int) -> bool:

@@ -218,6 +218,6 @@ def _parts(
 
     def part(session: Session) -> Part:
         nodes = [roll.places[client].node for client in session.clients if client in roll.places]
-        return StrategyPart(strategy(session.cohort), CohortGrid(grid, nodes), note)
+        return StrategyPart(strategy(session.cohort), session, CohortGrid(grid, nodes), note)
 
     return part

@@ -59,7 +59,7 @@ def _serve(door: socket.socket, parent: int, modules: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when its parent has
     for module in modules:
         importlib.import_module(module)
-    door.settimeout(1.0)
+    door.settimeout(0.5)
     running = set[int]()
     while os.getppid() == parent:
         for child in list(running):

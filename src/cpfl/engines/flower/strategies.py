@@ -20,6 +20,7 @@ from cpfl.engines.flower.checks import Trained
 from cpfl.engines.flower.letters import ARRAYS, CONFIG
 from cpfl.engines.flower.parts import Part
 from cpfl.engines.flower.post import SHORTEST
+from cpfl.federation.session import Session
 from cpfl.models import State
 
 
@@ -73,11 +74,13 @@ class CohortGrid(Grid):
 class StrategyPart(Part):
     """Lets a Strategy choose who trains, with which settings, and how their models become one."""
 
-    def __init__(self, strategy: Strategy, grid: CohortGrid, note: Callable[[str], None]) -> None:
-        self._strategy, self._grid, self._note = strategy, grid, note
+    def __init__(self, strategy: Strategy, session: Session, grid: CohortGrid, note: Callable[[str], None]) -> None:
+        self._strategy, self._session, self._grid, self._note = strategy, session, grid, note
 
     def open(self, number: int, model: State, there: Mapping[int, int]) -> dict[int, RecordDict]:
         """The Strategy's own letters. One that wants more nodes than there are would wait for ever: nobody is asked."""
+        if not self._session.participants(number):  # there is no such round
+            return {}
         needed = max(getattr(self._strategy, name, 0) for name in ("min_available_nodes", "min_train_nodes"))
         if len(there) < max(needed, 1):
             self._note(f"{type(self._strategy).__name__} wants {needed} nodes, {len(there)} of the cohort are there")
