@@ -52,9 +52,7 @@ class Fleet(Loopback):
         name = f"node-{client}"
         if self.secure and not (self.folder / "keys" / name).exists():
             self.register(name)
-        self.start_node(
-            name, {"client": client, "smallest": 2, **config}, CPFL_PRELOAD="sklearn.datasets flwr.serverapp.strategy"
-        )
+        self.start_node(name, {"client": client, "smallest": 2, **config})
 
     def finish(self, seconds: float) -> None:
         """The run ends well, in time."""
@@ -68,7 +66,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     made: list[Fleet] = []
 
     def make(name: str = "fleet", **options: Any) -> Fleet:
-        made.append(Fleet(tmp_path / name, **options))
+        made.append(Fleet(tmp_path / name, preload=["sklearn.datasets", "flwr.serverapp.strategy"], **options))
         made[-1].start_link()
         return made[-1]
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import cpfl
 from cpfl.deploy.client import client_app
 from cpfl.deploy.server import serve
-from cpfl.engines.flower import post
+from cpfl.engines.flower import letters, post
 from cpfl.errors import CpflError, SettingError, StalledError
 
 from .grid import Nodes
@@ -131,7 +131,7 @@ def test_with_a_part_of_the_clients_in_every_round(nodes: Nodes, tmp_path: Path,
 def spoil(kind: str, content: RecordDict, how: str) -> None:
     if kind != "train" or "arrays" not in content:
         return
-    state = {key: value.clone() for key, value in content["arrays"].to_torch_state_dict().items()}
+    state = letters.state(content["arrays"])
     metrics = dict(content["metrics"])
     match how:
         case "nan":
@@ -155,7 +155,7 @@ def spoil(kind: str, content: RecordDict, how: str) -> None:
         case "empty":
             del content["arrays"]
             return
-    content["arrays"] = type(content["arrays"])(state)
+    content["arrays"] = letters.packed(state)
     content["metrics"] = MetricRecord(metrics)
 
 

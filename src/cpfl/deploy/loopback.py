@@ -6,17 +6,19 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from cpfl.deploy import certificates, control
+from cpfl.deploy import certificates, control, warm
 from cpfl.errors import CpflError
 
 HOST = "127.0.0.1"
@@ -35,8 +37,18 @@ QUIET = {  # nothing is sent to anybody, nothing is installed
 class Loopback:
     """Everything of a small fleet in one folder: certificates, keys, logs, the SuperLink's database."""
 
-    def __init__(self, folder: Path, secure: bool = True, warm: bool = True) -> None:
-        """`secure`: TLS and node keys; `warm`: nodes that answer sooner than the stock ones."""
+    def __init__(
+        self,
+        folder: Path,
+        secure: bool = True,
+        warm: bool = True,
+        preload: Sequence[str] = (),
+        lasting: bool = False,
+    ) -> None:
+        """`secure`: TLS and node keys; `warm`: nodes that answer sooner, with these modules loaded beforehand;
+        `lasting`: the SuperLink keeps what it knows in a database."""
+        self.lasting = lasting
+        self.preload, self._place = list(preload), None  # type: list[str], Path | None
         self.folder, self.secure, self.warm, self.port = folder.absolute(), secure, warm, free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         for name in ("certificates", "keys", "logs", "flwr"):
@@ -70,10 +82,12 @@ class Loopback:
         return self.folder / "certificates" / certificates.CA if self.secure else None
 
     def start_link(self) -> None:
-        """The SuperLink, with a database that outlives it."""
+        """The SuperLink."""
         place = self.folder / "certificates"
-        words = ["flower-superlink", "--host", HOST, "--port", self.port, "--database", self.folder / "link.db"]
+        words = ["flower-superlink", "--host", HOST, "--port", self.port]
         words += ["--disable-runtime-dependency-installation"]
+        if self.lasting:
+            words += ["--database", self.folder / "link.db"]
         if self.secure:
             words += ["--ssl-ca-certfile", place / certificates.CA, "--ssl-certfile", place / certificates.CERTIFICATE]
             words += ["--ssl-keyfile", place / certificates.KEY, "--enable-supernode-auth"]
@@ -91,17 +105,17 @@ class Loopback:
         public = certificates.node_key(self.folder / "keys" / name)
         control.register(self.address, self.ca, public)
 
-    def start_node(self, name: str, config: Mapping[str, Any], **environment: str) -> subprocess.Popen[bytes]:
+    def start_node(self, name: str, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """A node; its key must be registered where the fleet is secure."""
-        program = [sys.executable, "-m", "cpfl.deploy.node"] if self.warm else ["flower-supernode"]
-        words: list[object] = [*program, "--superlink", self.address, "--host", HOST, "--port", free_port()]
+        program = self._warm_place() / warm.NODE if self.warm else "flower-supernode"
+        words: list[object] = [program, "--superlink", self.address, "--host", HOST, "--port", free_port()]
         words += ["--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())]
         if self.secure:
             words += ["--root-certificates", self.ca]
             words += ["--auth-supernode-private-key", self.folder / "keys" / name]
         else:
             words += ["--insecure"]
-        return self._start(name, words, environment)
+        return self._start(name, words)
 
     def run(self, app: Path, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Start an app: a process that streams the run's log into logs/run.log and ends with the run."""
@@ -143,9 +157,12 @@ class Loopback:
             with contextlib.suppress(ProcessLookupError):
                 self.processes[name].send_signal(signal.SIGTERM)
         until = time.monotonic() + ENDING
-        for process in self.processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, until - time.monotonic()))
+        for name, process in self.processes.items():
+            if name != "warm":  # it would outlive this process only
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, until - time.monotonic()))
+        if "warm" in self.processes:
+            self.processes["warm"].kill()
         while any(map(_alive, started)) and time.monotonic() < until:
             time.sleep(0.05)  # what they started ends a moment after them
         for pid in started:
@@ -154,14 +171,28 @@ class Loopback:
         for process in self.processes.values():
             process.wait(ENDING)
         self.processes.clear()
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+            self._place = None
 
-    def _start(
-        self, name: str, words: list[object], environment: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
+    def _warm_place(self) -> Path:
+        """The folder of the one warm process that all nodes here share; begun with the first of them."""
+        if self._place is None:
+            self._place = Path(tempfile.mkdtemp(prefix="cpfl-warm-"))  # short: the path of a socket has to be
+            self.environment["PATH"] = f"{self._place}{os.pathsep}{self.environment['PATH']}"
+            self._start("warm", [sys.executable, "-m", "cpfl.deploy.warm", self._place, *self.preload])
+            until = time.monotonic() + STARTING
+            while not (self._place / warm.NODE).exists():
+                if self.processes["warm"].poll() is not None or time.monotonic() > until:
+                    raise CpflError(f"the warm process did not start: {self.tail('warm')}")
+                time.sleep(0.05)
+        return self._place
+
+    def _start(self, name: str, words: list[object]) -> subprocess.Popen[bytes]:
         with self.log(name).open("ab") as output:
             process = subprocess.Popen(
                 [*map(str, words)],
-                env={**self.environment, **(environment or {})},
+                env=self.environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -13,6 +13,9 @@ import time
 from importlib import metadata
 from typing import Any
 
+from flwr.supernode import start_client_internal
+from flwr.supernode.cli.flower_supernode import flower_supernode
+
 from cpfl.deploy import warm
 
 VERSION = "1.41.0"
@@ -40,18 +43,25 @@ class _Pace:
 
 
 def main() -> None:
-    """flower-supernode with the same options."""
-    if metadata.version("flwr") == VERSION and hasattr(os, "fork"):
+    """flower-supernode with the same options, and a warm process of its own."""
+    if as_known() and hasattr(os, "fork"):
         place = warm.start(os.environ.get("CPFL_PRELOAD", "").split())
         os.environ["PATH"] = f"{place}{os.pathsep}{os.environ.get('PATH', '')}"
+    supernode()
+
+
+def supernode() -> None:
+    """flower-supernode with the same options, awake while a run goes on."""
+    if as_known():
         os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", str(OFTEN))
-        from flwr.supernode import start_client_internal
-
         start_client_internal.time = _Pace()  # type: ignore[attr-defined, assignment]
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
     sys.argv[0] = "flower-supernode"
     flower_supernode()
+
+
+def as_known() -> bool:
+    """Whether flwr is the version that this was made for."""
+    return metadata.version("flwr") == VERSION
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ def serve(
     chosen, run = settings.read(experiment, context.run_config)
     path = Path(run.out) if run.out else RUNS / new_name(chosen)
     folder = _unfinished(path)
+    resumed = folder is not None
     if folder:
         chosen = _same(folder, chosen)
     else:
@@ -100,7 +101,7 @@ def serve(
             files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
         part = _parts(strategy, roll, grid, watcher.on_note) if strategy else None
         engine = FlowerEngine(problem, post, roll, watcher.on_note, run.round_seconds, run.tries, part)
-        folder.log("started", engine=engine.name, device=str(device))
+        folder.log("resumed" if resumed else "started", engine=engine.name, device=str(device))
         summary = method.cpfl(problem, folder, engine, device, watcher)
         folder.log("finished")
     finally:

@@ -13,6 +13,7 @@ from cpfl import experiment_file, models
 from cpfl.data import sources
 from cpfl.data.split import split
 from cpfl.deploy import client_app, server_app
+from cpfl.engines.flower import letters
 
 EXPERIMENT = experiment_file.load(Path(__file__).with_name("experiment.toml"))
 
@@ -50,14 +51,14 @@ def misbehave(message, context, call_next):
         values = np.frombuffer(content["report"]["values"], "<u4") + np.uint32(1000)
         content["report"] = ConfigRecord({"values": values.tobytes()})
     if kind == "train" and "arrays" in content:
-        state = dict(content["arrays"].to_torch_state_dict())
+        state = letters.state(content["arrays"])
         name = next(iter(state))
         if fault == "nan":
             state[name].view(-1)[0] = math.nan
         if fault == "shape":
             state[name] = state[name].reshape(-1)
         if fault in ("nan", "shape"):
-            content["arrays"] = type(content["arrays"])(state)
+            content["arrays"] = letters.packed(state)
         if fault in ("forged", "huge"):
             examples = content["metrics"]["num-examples"] + 1 if fault == "forged" else 2**60
             content["metrics"] = MetricRecord({"num-examples": examples, "loss": content["metrics"]["loss"]})

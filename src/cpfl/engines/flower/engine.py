@@ -111,7 +111,7 @@ class FlowerEngine:
                 there[client] = node
         wanted = part.open(number, model, there)
         judges = {result.client for result in waiting.results} if waiting else set()
-        plain = RecordDict({ARRAYS: letters.arrays(model), CONFIG: ConfigRecord({})})
+        plain = RecordDict({ARRAYS: letters.packed(model), CONFIG: ConfigRecord({})})
         tasks, contents = {}, {}
         for client in sorted(there.keys() & (wanted.keys() | judges)):
             task = Task(

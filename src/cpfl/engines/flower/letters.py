@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+import numpy as np
+import safetensors.torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from cpfl.experiment import Experiment
 from cpfl.models import State
@@ -31,6 +33,7 @@ ENROL, SHARES, MASKED, REVEAL, COUNTS, TRAIN = (
     "train",
 )
 ARRAYS, CONFIG, METRICS, REPORT = "arrays", "config", "metrics", "report"
+PACKED = "cpfl.packed"
 EXAMPLES = "num-examples"  # Flower's own name for the weight of an answer
 
 
@@ -64,12 +67,25 @@ def experiment_of(config: ConfigRecord) -> Experiment:
 
 
 def arrays(state: State) -> ArrayRecord:
-    """A model as it travels."""
+    """A model as a Strategy knows it, an array for each tensor."""
     return ArrayRecord({name: value.detach().cpu().contiguous() for name, value in state.items()})
 
 
+def packed(state: State) -> ArrayRecord:
+    """A model as one array: Flower moves every array in several requests of its own."""
+    content = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in state.items()})
+    return ArrayRecord({PACKED: Array(np.frombuffer(content, np.uint8))})
+
+
+def is_packed(record: ArrayRecord) -> bool:
+    """Whether a model came as one array."""
+    return list(record) == [PACKED]
+
+
 def state(record: ArrayRecord) -> State:
-    """A model that arrived; anything else than plain arrays is refused by numpy."""
+    """A model that arrived, in either form; numpy and safetensors let nothing in but plain numbers."""
+    if is_packed(record):
+        return dict(safetensors.torch.load(record[PACKED].numpy().tobytes()))
     return dict(record.to_torch_state_dict())
 
 
@@ -95,7 +111,7 @@ def answer(record: ConfigRecord) -> RecordDict:
     return RecordDict({REPORT: record})
 
 
-def trained(model: State, examples: int, loss: float, report: Mapping[str, float]) -> RecordDict:
+def trained(model: ArrayRecord, examples: int, loss: float, report: Mapping[str, float]) -> RecordDict:
     """A reply with a model."""
     metrics = MetricRecord({EXAMPLES: examples, "loss": loss})
-    return RecordDict({ARRAYS: arrays(model), METRICS: metrics, REPORT: ConfigRecord(dict(report))})
+    return RecordDict({ARRAYS: model, METRICS: metrics, REPORT: ConfigRecord(dict(report))})

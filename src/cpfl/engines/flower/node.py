@@ -100,7 +100,8 @@ def train(message: Message, context: Context, model: OwnModel, data: LocalData) 
     config = message.content.config_records[CONFIG]
     task = Task.read(config)
     engine = ReferenceEngine(_problem(config, model, data(context)), torch.device("cpu"))
-    start = letters.state(message.content.array_records[ARRAYS])
+    arrived = message.content.array_records[ARRAYS]
+    start, form = letters.state(arrived), letters.packed if letters.is_packed(arrived) else letters.arrays
     report: dict[str, Any] = {}
     if task.judge:
         value = engine.judge(task.client, Work(task.cohort, task.judge, [task.client], start))
@@ -113,7 +114,7 @@ def train(message: Message, context: Context, model: OwnModel, data: LocalData) 
         engine.pull_back(float(config["proximal-mu"]), start)  # type: ignore[arg-type]
     state, result = engine.train(task.client, Work(task.cohort, task.train, [task.client], start))
     report |= {"steps": result.steps, "seconds": time.perf_counter() - began}
-    return letters.trained(state, result.samples, result.loss, report)
+    return letters.trained(form(state), result.samples, result.loss, report)
 
 
 def _problem(config: ConfigRecord, model: OwnModel, given: Any) -> Problem:

@@ -35,7 +35,7 @@ class Own(Part):
 
     def open(self, number: int, model: State, there: Mapping[int, int]) -> dict[int, RecordDict]:
         """All that are selected, also those who are not there: the round names them."""
-        content = RecordDict({ARRAYS: letters.arrays(model), CONFIG: ConfigRecord({})})
+        content = RecordDict({ARRAYS: letters.packed(model), CONFIG: ConfigRecord({})})
         return dict.fromkeys(self._session.participants(number), content)
 
     def close(self, number: int, answers: list[Trained]) -> State:

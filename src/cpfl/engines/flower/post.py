@@ -3,7 +3,7 @@
 A conversation is a generator: it yields a call (letters to nodes, and how long to wait) and is sent the answers. All
 conversations share one loop and one request to the SuperLink for all that is due, so cohorts run side by side without
 threads and the stock three-second pause of `send_and_receive` is gone. How long the loop sleeps follows how long it
-has waited: a few hundredths of a second at first, never more than a twentieth of the time that has passed.
+has waited: a tenth of a second at first, never more than a twentieth of the time that has passed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from cpfl.engines.flower import letters
 
-SHORTEST, LONGEST, SHARE = 0.05, 3.0, 0.05  # seconds between looks, and their share of the time waited
+SHORTEST, LONGEST, SHARE = 0.1, 3.0, 0.05  # seconds between looks, and their share of the time waited
 ROLL_CALL = 5.0  # seconds between looks at who is connected
 GRACE = 60.0  # seconds that a letter stays with the SuperLink after nobody waits for it any more
 
