@@ -23,6 +23,13 @@ def status(address: str, ca: Path | None, run: int) -> str:
         return ":".join(word for word in (found.status, found.sub_status) if word)
 
 
+def traffic(address: str, ca: Path | None, run: int) -> tuple[int, int]:
+    """Bytes that a run sent to its nodes and received from them, as the SuperLink counts them."""
+    with _client(address, ca) as client:
+        found = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run]
+        return int(found.bytes_sent), int(found.bytes_recv)
+
+
 def _client(address: str, ca: Path | None) -> ControlHttpClient:
     return ControlHttpClient.from_server_address(
         server_address=address,

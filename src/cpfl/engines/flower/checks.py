@@ -48,7 +48,7 @@ def trained(answer: Answer, place: Place, like: State, federation: Federation) -
     expected = local.samples(federation, place.training)
     if examples != expected or steps != local.steps(federation, place.training):
         raise Refused(f"it claims {examples} samples and {steps} steps; {expected} were due")
-    _same_form(model, like)
+    same_form(model, like)
     if not (isinstance(loss, float) and math.isfinite(loss)):
         raise Refused(f"its loss is {loss!r}")
     if not (isinstance(seconds, float) and 0 <= seconds <= answer.seconds):
@@ -73,7 +73,8 @@ def judged(answer: Answer) -> float | None:
     return value
 
 
-def _same_form(model: State, like: State) -> None:
+def same_form(model: State, like: State) -> None:
+    """Whether a model that came from elsewhere is one of ours: names, shapes, types, finite numbers."""
     if model.keys() != like.keys():
         raise Refused("its model has other parameters")
     for name, value in model.items():
