@@ -39,7 +39,8 @@ from sklearn.datasets import load_digits
 
 x, y = load_digits(return_X_y=True)
 x = (x / 16).astype("float32")
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 
 def model():

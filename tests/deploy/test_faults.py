@@ -58,7 +58,7 @@ def test_bad_nodes_are_left_out_by_name(fleet: Callable[..., Fleet], tmp_path: P
     there, out = fleet(secure=False), tmp_path / "run"
     for client in {*range(8)} - {late}:
         there.node(client, fault=faults.get(client, ""))
-    there.run(there.app(experiment), {"out": str(out), "round-seconds": 15, "wait-seconds": 25, "begin-with": 7})
+    there.run(there.app(experiment), {"out": str(out), "round-seconds": 10, "wait-seconds": 20, "begin-with": 7})
     until(there, lambda: len(lines(out, 0)) >= 1, 120)
     there.kill(f"node-{killed}")  # a round of its cohort is open: one always is
     there.node(late)

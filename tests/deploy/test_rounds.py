@@ -90,7 +90,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def go(grid: Nodes, path: Path, strategy: Callable[[int], Strategy] | None = None, **config: Any) -> cpfl.Run:
     """One run into a folder."""
-    told = {"out": str(path), "wait-seconds": 1, "round-seconds": 1, "tries": 2, "device": "cpu", **config}
+    told = {"out": str(path), "wait-seconds": 0.5, "round-seconds": 0.3, "tries": 2, "device": "cpu", **config}
     context = Context(1, 0, {}, RecordDict(), told, 0)
     serve(grid, context, model, TEST, PUBLIC, cpfl.Experiment(**SETTINGS), strategy)
     return cpfl.load_run(path)

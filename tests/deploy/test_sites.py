@@ -41,7 +41,13 @@ def place(path: Path, clients: int, first: int, **config: Any) -> Path:
 
     for client in range(clients):
         grid.add(100 + client, client_app(model, data), client=client, smallest=2)
-    told = {"out": str(path), "wait-seconds": 1, "round-seconds": 1, "set": f"cohorts=1 clients={clients}", **config}
+    told = {
+        "out": str(path),
+        "wait-seconds": 0.5,
+        "round-seconds": 0.3,
+        "set": f"cohorts=1 clients={clients}",
+        **config,
+    }
     serve(grid, Context(1, 0, {}, RecordDict(), told, 0), model, TEST, PUBLIC, EXPERIMENT)
     return path
 

@@ -23,7 +23,7 @@ from cpfl.errors import CpflError
 
 HOST = "127.0.0.1"
 STARTING = 60.0  # seconds that a SuperLink may take to listen
-ENDING = 10.0  # seconds to end by itself before it is killed
+ENDING = 5.0  # seconds to end by itself before it is killed
 QUIET = {  # nothing is sent to anybody, nothing is installed
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
