@@ -38,7 +38,14 @@ def prepare_named(
         raise SettingError(f"--data {folder} is not a folder")
     roots = search_roots(folder)
     obtain(experiment, folder, given, note)
-    return prepare(experiment, roots, given, model)
+    problem = prepare(experiment, roots, given, model)
+    hidden = [cohort for cohort, row in enumerate(counts.told(problem.label_counts)) if row is None]
+    if hidden:
+        note(
+            f"cohorts {hidden} have fewer than privacy.smallest = {experiment.privacy.smallest} clients: "
+            "they keep their label counts and get uniform weights"
+        )
+    return problem
 
 
 def reopen(

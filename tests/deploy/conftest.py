@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,39 @@ def loopback_is_there() -> None:
         pytest.skip(f"no loopback network: {error}")
 
 
+class Trap:
+    """Stands where a proxy to the outside would: whoever calls anybody but this machine is heard here."""
+
+    def __init__(self) -> None:
+        self.calls: list[bytes] = []
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                link, _ = self._door.accept()
+            except OSError:
+                return
+            with link:
+                link.settimeout(1.0)
+                with contextlib.suppress(OSError):
+                    self.calls.append(link.recv(200))
+
+    def close(self) -> None:
+        self._door.close()
+
+
 class Fleet(Loopback):
-    """A fleet with an app of its own."""
+    """A fleet with an app of its own, whose calls to the outside end in a trap."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self.trap = Trap()
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            self.environment |= {name: self.trap.address, name.lower(): self.trap.address}
+        self.environment |= {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
     def app(self, experiment: cpfl.Experiment, strategies: str = "") -> Path:
         """The digits app with these settings; a strategy for each cohort if named."""
@@ -75,3 +108,4 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     finally:
         for one in made:
             one.stop()
+            one.trap.close()

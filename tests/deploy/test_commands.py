@@ -120,6 +120,49 @@ def test_the_page(shell: Any, tmp_path: Path) -> None:
     assert cpfl.load_run(tmp_path / "runs" / "first").summary["rounds"] == 2
 
 
+def left_over(folder: Path) -> list[str]:
+    """Processes that work with this folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (process / "environ").read_bytes() + (process / "cmdline").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " ")[:200])
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+def test_ctrl_c_takes_everything_down(tmp_path: Path) -> None:
+    """No process and no folder stays behind, whenever it comes."""
+    words = ["deploy", "local", "--nodes", "2", "--cohorts", "1", "--keep", "kept", "--out", "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cpfl", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout
+    try:
+        for line in process.stdout:
+            if "started run" in line:
+                break
+        assert len(left_over(tmp_path / "kept")) >= 4, "a SuperLink, two nodes and more"
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(40) == 130, rest
+    finally:
+        process.kill()
+    until = time.monotonic() + 10
+    while left_over(tmp_path / "kept") and time.monotonic() < until:
+        time.sleep(0.2)
+    assert left_over(tmp_path / "kept") == []
+    assert (tmp_path / "kept" / "fleet" / "logs" / "superlink.log").exists()
+
+
 def test_new_writes_the_template(cpfl_command: Callable[..., Any], tmp_path: Path) -> None:
     said = cpfl_command("deploy", "new", "My Fleet").good().out
     assert "cpfl deploy local My Fleet" in said

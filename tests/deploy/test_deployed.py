@@ -40,6 +40,7 @@ def test_equals_its_simulation(fleet: Callable[..., Fleet], cpfl_command: Callab
     there.nodes(4)
     there.run(there.app(experiment), {"out": str(tmp_path / "deployed")})
     there.finish(120)
+    assert there.trap.calls == [], "somebody called home"
 
     deployed = cpfl.load_run(tmp_path / "deployed")
     for name in ("start", "cohort-0000", "cohort-0001", "global"):

@@ -254,6 +254,17 @@ def test_nodes_without_numbers_get_free_ones(tmp_path: Path) -> None:
     assert sorted({client for record in run.rounds for client in record["participants"]}) == [0, 1, 2, 3, 4, 5]
 
 
+def test_nobody_takes_anothers_place(nodes: Nodes, tmp_path: Path) -> None:
+    """While a client's node is there, another that claims its number is not let in."""
+    nodes.add(300, client_app(model, data), client=4, smallest=2)
+    run = go(nodes, tmp_path / "run")
+    asked = {message.metadata.dst_node_id for message in nodes.sent if message.metadata.message_type == "train"}
+    assert 300 not in asked
+    assert 104 in asked
+    sizes = json.loads((run.path / "clients.json").read_text())["clients"]
+    assert [row["samples"] for row in sizes] == [36] * 6
+
+
 def test_one_who_claims_too_much_is_not_let_in(nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def boast(kind: str, content: RecordDict) -> None:
         if kind == "query.enrol":

@@ -19,19 +19,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from cpfl.deploy import certificates, control, warm
+from cpfl.deploy.node import OFTEN, QUIET
 from cpfl.errors import CpflError
 
 HOST = "127.0.0.1"
 STARTING = 60.0  # seconds that a SuperLink may take to listen
 ENDING = 5.0  # seconds to end by itself before it is killed
-QUIET = {  # nothing is sent to anybody, nothing is installed
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 class Loopback:
@@ -58,6 +51,7 @@ class Loopback:
         self.environment = {
             **os.environ,
             **QUIET,
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(OFTEN),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "FLWR_HOME": str(self.folder / "flwr"),
         }

@@ -19,6 +19,13 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 from cpfl.deploy import warm
 
 VERSION = "1.41.0"
+QUIET = {  # nothing is sent to anybody, nothing is installed
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "OMP_NUM_THREADS": "1",
+}
 AWAKE = 60.0  # seconds after the last message in which the next one is near
 OFTEN, WAITING = 0.25, 0.05  # seconds between looks for a message, and for the answer to one
 
@@ -43,7 +50,9 @@ class _Pace:
 
 
 def main() -> None:
-    """flower-supernode with the same options, and a warm process of its own."""
+    """flower-supernode with the same options, and a warm process of its own; it calls nobody but its SuperLink."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     if as_known() and hasattr(os, "fork"):
         place = warm.start(os.environ.get("CPFL_PRELOAD", "").split())
         os.environ["PATH"] = f"{place}{os.pathsep}{os.environ.get('PATH', '')}"

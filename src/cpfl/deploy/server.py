@@ -103,6 +103,7 @@ def serve(
         engine = FlowerEngine(problem, post, roll, watcher.on_note, run.round_seconds, run.tries, part)
         folder.log("resumed" if resumed else "started", engine=engine.name, device=str(device))
         summary = method.cpfl(problem, folder, engine, device, watcher)
+        _tell_sizes(folder, roll)
         folder.log("finished")
     finally:
         folder.unlock()
@@ -210,6 +211,16 @@ def _about(problem: Problem, roll: Roll) -> dict[str, Any]:
     about["samples"]["train"] = sum(place.training + place.validation for place in roll.places.values())
     about["fleet"] = {"nodes": {str(client): str(place.node) for client, place in sorted(roll.places.items())}}
     return about
+
+
+def _tell_sizes(folder: RunFolder, roll: Roll) -> None:
+    """clients.json with what clients enrolled with; what the model is worth to each, only they could say."""
+    path = folder.path / "clients.json"
+    tree = files.read_json(path)
+    for row in tree["clients"]:
+        place = roll.places.get(row["client"])
+        row |= {"samples": place.training, "held_back": place.validation} if place else {}
+    files.write_json(path, tree)
 
 
 def _parts(

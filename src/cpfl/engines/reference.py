@@ -73,7 +73,8 @@ class ReferenceEngine:
     def pull_back(self, mu: float, start: State) -> None:
         """FedProx: from now on a gradient also pulls towards this start, with strength μ."""
         for name, parameter in self._module.named_parameters():
-            parameter.register_hook(lambda grad, p=parameter, s=start[name]: grad + mu * (p.detach() - s))  # type: ignore[no-untyped-call]
+            anchor = start[name].to(self._device)
+            parameter.register_hook(lambda grad, p=parameter, s=anchor: grad + mu * (p.detach() - s))  # type: ignore[no-untyped-call]
 
     def judge(self, client: int, work: Work) -> float | None:
         """What one client makes of the cohort's model."""

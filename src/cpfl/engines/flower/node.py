@@ -99,7 +99,8 @@ def train(message: Message, context: Context, model: OwnModel, data: LocalData) 
     """Judge the cohort's model, train from it, or both."""
     config = message.content.config_records[CONFIG]
     task = Task.read(config)
-    engine = ReferenceEngine(_problem(config, model, data(context)), torch.device("cpu"))
+    device = torch.device(str(context.node_config.get("device", "cpu")))
+    engine = ReferenceEngine(_problem(config, model, data(context)), device)
     arrived = message.content.array_records[ARRAYS]
     start, form = letters.state(arrived), letters.packed if letters.is_packed(arrived) else letters.arrays
     report: dict[str, Any] = {}

@@ -76,9 +76,9 @@ class Roll:
         answers = yield Call(ENROL, dict.fromkeys(sorted(new), letter), seconds)
         for node, answer in answers.items():
             self._known.add(node)
-            self._take(node, answer)
+            self._take(node, answer, here)
 
-    def _take(self, node: int, answer: Answer) -> None:
+    def _take(self, node: int, answer: Answer, here: set[int]) -> None:
         if answer.content is None:
             self._note(f"node {node} cannot take part: {answer.trouble}")
             return
@@ -88,6 +88,9 @@ class Roll:
             self._note(f"node {node} cannot take part: what it says of itself is no answer ({error})")
             return
         before = self.places.get(place.client)
+        if before and before.node != node and before.node in here:
+            self._note(f"node {node} cannot take part: client {place.client} is node {before.node}, which is there")
+            return
         if before and before.training != place.training:
             self._note(
                 f"node {node} cannot take part: client {place.client} had {before.training} samples, "
