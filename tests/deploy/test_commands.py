@@ -147,15 +147,19 @@ def test_ctrl_c_takes_everything_down(tmp_path: Path) -> None:
     )
     assert process.stdout
     try:
+        said = ""
         for line in process.stdout:
+            said += line
             if "started run" in line:
                 break
+        assert process.poll() is None, said
         assert len(left_over(tmp_path / "kept")) >= 4, "a SuperLink, two nodes and more"
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait(40) == 130, rest
     finally:
         process.kill()
+        process.stdout.close()
     until = time.monotonic() + 10
     while left_over(tmp_path / "kept") and time.monotonic() < until:
         time.sleep(0.2)

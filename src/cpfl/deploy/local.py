@@ -32,7 +32,7 @@ def run_locally(
         raise CpflError(f"{app} is no Flower app: it has no pyproject.toml with [tool.flwr.app]; see cpfl deploy new")
     place = Path(tempfile.mkdtemp(prefix="cpfl-deploy-")) if keep is None else keep
     try:
-        chosen = new.new_app(place / "app") if app is None else app.absolute()
+        chosen = (new.new_app(place / "app") if app is None else app).absolute()
         with Loopback(place / "fleet") as fleet:
             note(f"SuperLink at {fleet.address}, with TLS; logs in {fleet.folder / 'logs'}")
             fleet.start_link()
