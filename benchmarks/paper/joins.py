@@ -20,7 +20,7 @@ from torch import Tensor
 from cpfl.data.federated import Given
 from cpfl.distillation.distil import per_cent
 from cpfl.distillation.targets import Chunks, Numbers, logits_of, placed
-from cpfl.distillation.weights import class_weights, cohort_counts
+from cpfl.distillation.weights import class_weights
 from cpfl.models import State, choose_arithmetic, fresh
 from cpfl.problem import Problem, prepare
 from cpfl.runs import records
@@ -51,7 +51,7 @@ class Looking:
         choose_arithmetic(experiment.precision)
         self._n, self._numbers = experiment.cohorts, Numbers(device, experiment.precision)
         self._module = placed(fresh(problem.build, experiment.seed, "init", data.transform.dtype), self._numbers)
-        weights = class_weights(cohort_counts(data.counts, problem.plan), "labels", range(self._n))
+        weights = class_weights(problem.label_counts, "labels", range(self._n))
         self._weights_NC = torch.tensor(weights, dtype=data.transform.dtype, device=device)
         held, _ = data.clients.held_out()
         self._sets = {}

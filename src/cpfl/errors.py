@@ -5,6 +5,8 @@ CpflError                 one clear sentence, exit code 2
 ├── DataError             a data set, public set, label or device trace
 ├── ModelError            a model that does not fit the data
 ├── DivergedError         a client's loss is not a number (cohort, client, round)
+├── PrivacyError          a sum over clients that would tell of one of them, or cannot be made
+├── StalledError          a cohort of a real fleet in which nobody answers
 ├── SweepError            runs of a sweep that failed while others went well, exit code 1
 └── RunFolderError        a run folder that is missing, foreign, busy or on a full disk
     └── DamagedError      a file in it that was cut short or changed
@@ -46,6 +48,21 @@ class DivergedError(CpflError):
     def __reduce__(self) -> tuple[type[DivergedError], tuple[int, int, int, float]]:
         """So that it survives the way back from a worker process."""
         return DivergedError, (self.cohort, self.client, self.round, self.loss)
+
+
+class PrivacyError(CpflError):
+    """A sum over clients that would tell of a single one, or that cannot be made."""
+
+
+class StalledError(CpflError):
+    """Nobody of a cohort answered in so many tries of a round."""
+
+    def __init__(self, cohort: int, round: int, tries: int, reasons: str) -> None:
+        super().__init__(
+            f"cohort {cohort} stalled: nobody answered in {tries} tries of round {round} ({reasons}); "
+            "the same run again goes on from what was kept"
+        )
+        self.cohort, self.round = cohort, round
 
 
 class SweepError(CpflError):

@@ -172,6 +172,15 @@ class Distillation(Section):
         return self
 
 
+class Privacy(Section):
+    """What a cohort's label counts may tell of its clients."""
+
+    counts: Literal["plain", "masked"] = "plain"  # simulated clients may mask theirs too; real ones always do
+    smallest: Count = 1  # a cohort of fewer clients hides nobody: its model gets uniform weights
+    epsilon: NotNegative = 0  # noise on every sum for (ε, δ) differential privacy of single samples; 0: none
+    delta: Annotated[Share, Field(gt=0)] = 1e-5
+
+
 class Experiment(Section):
     """One experiment, whole."""
 
@@ -189,6 +198,7 @@ class Experiment(Section):
     stopping: Stopping = Stopping()
     devices: Devices = Devices()
     distillation: Distillation = Distillation()
+    privacy: Privacy = Privacy()
 
     @property
     def numbers(self) -> Literal["float32", "float64"]:

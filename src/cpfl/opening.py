@@ -17,11 +17,11 @@ from cpfl.data.federated import Given, as_samples
 from cpfl.data.fetch import fetch
 from cpfl.data.samples import Samples
 from cpfl.data.sources import search_roots
-from cpfl.distillation.weights import cohort_counts
 from cpfl.engines import choice
 from cpfl.errors import CpflError, ModelError, RunFolderError, SettingError
 from cpfl.experiment import GIVEN, Experiment
 from cpfl.presets.published import published
+from cpfl.privacy import counts
 from cpfl.problem import OwnModel, Problem, prepare
 from cpfl.runs.folder import RunFolder, load_state
 
@@ -38,7 +38,14 @@ def prepare_named(
         raise SettingError(f"--data {folder} is not a folder")
     roots = search_roots(folder)
     obtain(experiment, folder, given, note)
-    return prepare(experiment, roots, given, model)
+    problem = prepare(experiment, roots, given, model)
+    hidden = [cohort for cohort, row in enumerate(counts.told(problem.label_counts)) if row is None]
+    if hidden:
+        note(
+            f"cohorts {hidden} have fewer than privacy.smallest = {experiment.privacy.smallest} clients: "
+            "they keep their label counts and get uniform weights"
+        )
+    return problem
 
 
 def reopen(
@@ -71,6 +78,8 @@ def reopen(
             raise ModelError(f"the model is not the one that {folder.path} began with: their parameters differ")
         # A model of one's own need not start the same twice; its tensors stay in the model's order.
         problem = replace(problem, start={name: stored[name] for name in problem.start})
+    if about.get("label_counts"):  # what the clients told then, and tell once
+        problem = replace(problem, label_counts=counts.read(about["label_counts"], problem.data.classes))
     found = problem.fingerprint()
     for name, digest in about["fingerprint"].items():
         if digest != found[name] and not (own_public and name == "public"):
@@ -180,7 +189,7 @@ def describe(problem: Problem, data: str | Path | None) -> dict[str, Any]:
         },
         "fingerprint": problem.fingerprint(),
         "plan": problem.plan,
-        "label_counts": cohort_counts(problem.data.counts, problem.plan).tolist(),
+        "label_counts": counts.told(problem.label_counts),
         "published": published(problem.experiment),  # a report reads folders only
     }
 

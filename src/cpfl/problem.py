@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from cpfl import models
@@ -20,6 +21,7 @@ from cpfl.devices import Fleet, fleet
 from cpfl.errors import ModelError, SettingError
 from cpfl.experiment import Distillation, Experiment, Model
 from cpfl.models import ModelFactory, State
+from cpfl.privacy.counts import cohort_counts
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Problem:
     plan: CohortPlan
     start: State  # all cohorts start from the same weights
     model_bytes: int
+    label_counts: NDArray[np.int64]  # of cohorts, (N, C); a row of HIDDEN: not known
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the data, of who holds them, and of the devices: what a resumed run must find again."""
@@ -68,7 +71,8 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
         models.check(models.fresh(build_student, experiment.seed, "student", dtype), x, classes)
     state = models.state_of(start)
     size = models.wire_bytes(experiment.model, state)
-    return Problem(experiment, data, build, build_student, devices, plan, state, size)
+    counts = cohort_counts(data.counts, plan, experiment.privacy, experiment.seed)
+    return Problem(experiment, data, build, build_student, devices, plan, state, size, counts)
 
 
 def check_views(data: FederatedData, settings: Distillation) -> None:

@@ -24,6 +24,7 @@ student        –                          one integer below 2**63: the torch s
 public-crop    –                          where larger public images are cropped
 view           view                       crop, flip and cutout of every public image in one view
 asked          –                          stopping rule joint: the order in which clients are chosen to judge
+count-noise    cohort                     the noise on a simulated cohort's label counts
 letters        – (seed 0)                 the built-in public set: letter, slant, size and weight of every image
 grain          set (seed 0)               the grain of digits-grainy, train (0) and test (1), and of letters-grainy (2)
 distill        epoch                      permutation of the public images

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from cpfl.cli import bench, board, data, models, report, runs
+from cpfl.cli import bench, board, data, deploy, models, report, runs
 from cpfl.errors import CpflError
 from cpfl.runs.folder import versions
 
@@ -39,6 +39,7 @@ bench.add_to(app)
 report.add_to(app)
 board.add_to(app)
 app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:

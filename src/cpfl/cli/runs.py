@@ -71,7 +71,7 @@ def run(
             watcher=watcher,
             track=track or (),
         )
-    _show(finished.summary, finished.path, as_json)
+    show(finished.summary, finished.path, as_json)
 
 
 def resume(
@@ -99,7 +99,7 @@ def resume(
         finished = api.resume(
             path, data=data, engine=engine, device=device, workers=workers, watcher=watcher, track=track or ()
         )
-    _show(finished.summary, finished.path, as_json)
+    show(finished.summary, finished.path, as_json)
 
 
 def distill(
@@ -132,7 +132,7 @@ def distill(
     experiment = RunFolder.open(path).experiment()
     with _watch(as_json, experiment, changes.get("epochs")) as watcher:
         outcome = api.distill(path, name=name, data=data, device=device, watcher=watcher, **changes)
-    _show(outcome, Path(outcome.pop("path")), as_json)
+    show(outcome, Path(outcome.pop("path")), as_json)
 
 
 def list_runs(
@@ -170,7 +170,8 @@ def _watch(as_json: bool, experiment: cpfl.Experiment, epochs: int | None = None
     return RunView(place, experiment, epochs or experiment.distillation.epochs)
 
 
-def _show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
+def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
+    """A run's outcome, for a person or as JSON."""
     if as_json:
         show_json({**summary, "path": str(path)})
         return
@@ -182,7 +183,7 @@ def _show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
             f"{summary['student_accuracy']:.2f} % of the test set" + ("" if several else ", not distilled"),
         ),
         *([("cohort models", teachers), ("ensemble", f"{summary['ensemble_accuracy']:.2f} %")] if several else []),
-        ("virtual time", f"{summary['hours']:.2f} h"),
+        ("time" if summary.get("engine") == "flower" else "virtual time", f"{summary['hours']:.2f} h"),
         ("CPU time", f"{summary['cpu_hours']:.2f} h"),
         ("traffic", f"{summary['comm_gb']:.3f} GB"),
         ("rounds", f"{summary['rounds']:,}"),

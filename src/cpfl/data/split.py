@@ -140,11 +140,17 @@ def repair(owner: Index, clients: int, seed: int) -> Index:
     return owner
 
 
+def held_back(experiment: Experiment, sizes: Index) -> Index:
+    """How many of so many samples validate."""
+    shares: Index = np.floor(experiment.data.validation * sizes + 1e-9).astype(np.int64)
+    shares[sizes < experiment.data.validation_minimum] = 0
+    return shares
+
+
 def hold_out(starts: Index, experiment: Experiment) -> NDArray[np.bool_]:
     """Which samples validate: a client with enough of them keeps a share."""
-    data, sizes = experiment.data, np.diff(starts)
-    shares = np.floor(data.validation * sizes + 1e-9).astype(np.int64)
-    shares[sizes < data.validation_minimum] = 0
+    sizes = np.diff(starts)
+    shares = held_back(experiment, sizes)
     held = np.zeros(starts[-1], np.bool_)
     some = np.flatnonzero(shares)
     for client, rng in zip(some.tolist(), streams(experiment.seed, "validation", some), strict=True):

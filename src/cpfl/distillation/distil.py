@@ -16,7 +16,7 @@ from cpfl import models
 from cpfl.distillation.student import EpochRecord, teach
 from cpfl.distillation.targets import Chunks, Numbers, Teachers, contribution, logits_of, placed
 from cpfl.distillation.views import Views
-from cpfl.distillation.weights import class_weights, cohort_counts
+from cpfl.distillation.weights import class_weights
 from cpfl.experiment import Distillation
 from cpfl.models import State
 from cpfl.problem import Problem
@@ -51,7 +51,7 @@ def distil(
     models.choose_arithmetic(problem.experiment.precision)
     numbers = Numbers(device, problem.experiment.precision)
     teacher = placed(models.fresh(problem.build, seed, "init", dtype), numbers)
-    weights_NC = class_weights(cohort_counts(data.counts, problem.plan), settings.weights, cohorts)
+    weights_NC = class_weights(problem.label_counts, settings.weights, cohorts)
     x_test = torch.as_tensor(data.test.x).to(device)
     y_test = torch.as_tensor(data.test.y).to(device)
 

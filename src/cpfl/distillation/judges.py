@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from cpfl import models
 from cpfl.distillation.targets import Chunks, Numbers, joined, placed
-from cpfl.distillation.weights import class_weights, cohort_counts
+from cpfl.distillation.weights import class_weights
 from cpfl.experiment import Distillation
 from cpfl.federation.joint import Cost, asking_clients, asking_servers
 from cpfl.models import State
@@ -110,7 +110,7 @@ class Join:
 
     def __init__(self, problem: Problem, settings: Distillation, device: torch.device) -> None:
         self._settings = settings
-        self._counts_NC: NDArray[np.int64] = cohort_counts(problem.data.counts, problem.plan)
+        self._counts_NC: NDArray[np.int64] = problem.label_counts
         self._state = problem.start
         self.numbers = Numbers(device, problem.experiment.precision)
         module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype)

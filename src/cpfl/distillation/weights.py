@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cpfl.cohorts import CohortPlan
-
-
-def cohort_counts(counts_MC: NDArray[np.int64], plan: CohortPlan) -> NDArray[np.int64]:
-    """Label counts of whole cohorts, (N, C); nothing about a single client leaves here."""
-    return np.stack([counts_MC[clients].sum(axis=0) for clients in plan])
+from cpfl.privacy.counts import HIDDEN
 
 
 def class_weights(counts_NC: NDArray[np.int64], kind: str, cohorts: Sequence[int]) -> NDArray[np.float64]:
-    """p[i, c] over the cohorts that take part: a cohort's share of each class, or 1/n. Columns sum to 1."""
+    """p[i, c] over the cohorts that take part: a cohort's share of each class, or 1/n. Columns sum to 1.
+
+    A cohort whose counts are hidden gets 1/n of every class; the others share out the rest.
+    """
     counts = counts_NC[list(cohorts)].astype(np.float64)
     uniform = np.full_like(counts, 1 / len(counts))
-    if kind == "uniform":
+    known = counts[:, :1] != HIDDEN
+    if kind == "uniform" or not known.any():
         return uniform
-    total = counts.sum(axis=0)
-    return np.where(total > 0, counts / np.maximum(total, 1), uniform)  # a class nobody holds: 1/n each
+    total = np.where(known, counts, 0).sum(axis=0)
+    shares = counts / np.maximum(total, 1) * known.mean()
+    return np.where(known & (total > 0), shares, uniform)  # a class nobody holds: 1/n each

@@ -16,6 +16,7 @@ from cpfl.engines.base import OnRound
 from cpfl.errors import DivergedError, ModelError
 from cpfl.federation import local, server
 from cpfl.federation.session import ClientResult, Outcome, Session, Work
+from cpfl.models import State
 from cpfl.problem import Problem
 
 CHUNK = 1024  # validation samples in one forward pass
@@ -61,6 +62,26 @@ class ReferenceEngine:
         self._module.load_state_dict(model)
         self._module.eval()
         return Outcome(model, [replace(r, validation=self._validate(r.client, work)) for r in results])
+
+    def train(self, client: int, work: Work) -> tuple[State, ClientResult]:
+        """One participant's own model and report, as a client of a real fleet sends them."""
+        with models.threads(1), torch.random.fork_rng():
+            self._module.load_state_dict(work.model)
+            result = self._train(client, work)
+            return models.state_of(self._module), result
+
+    def pull_back(self, mu: float, start: State) -> None:
+        """FedProx: from now on a gradient also pulls towards this start, with strength μ."""
+        for name, parameter in self._module.named_parameters():
+            anchor = start[name].to(self._device)
+            parameter.register_hook(lambda grad, p=parameter, s=anchor: grad + mu * (p.detach() - s))  # type: ignore[no-untyped-call]
+
+    def judge(self, client: int, work: Work) -> float | None:
+        """What one client makes of the cohort's model."""
+        with models.threads(1):
+            self._module.load_state_dict(work.model)
+            self._module.eval()
+            return self._validate(client, work)
 
     def _train(self, client: int, work: Work) -> ClientResult:
         experiment, module = self._problem.experiment, self._module

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cpfl.devices import Fleet
@@ -37,6 +37,8 @@ class ClientResult:
     steps: int
     loss: float  # mean training loss over the steps
     validation: float | None  # loss of the cohort's new model on the client's validation set
+    computing: float | None = None  # measured seconds of training; None: what the fleet says
+    lasting: float | None = None  # measured seconds from the call to the answer
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class Outcome:
 
     model: State
     results: list[ClientResult]
+    seconds: float | None = None  # measured length of the round; None: what the fleet says
+    bytes: int | None = None  # measured traffic
+    left_out: dict[int, str] = field(default_factory=dict)  # participants whose work is not in the model, and why
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class RoundRecord:
     bytes: int
     samples: int
     stop: str  # why the cohort ended with this round; empty: it did not
+    left_out: dict[int, str] = field(default_factory=dict)  # participants whose work is not in it, and why
 
     def as_dict(self) -> dict[str, Any]:
         """For a line of JSON."""
@@ -133,10 +139,13 @@ class Session:
             self._kept = outcome.model
 
         computing = {r.client: self._computing(r) for r in results}
-        lasting = {client: seconds + self._transferring(client) for client, seconds in computing.items()}
+        lasting = {r.client: self._lasting(r, computing[r.client]) for r in results}
         slowest = max(lasting, key=lambda client: lasting[client])
-        seconds, cpu_seconds = lasting[slowest], sum(computing.values())
+        seconds = lasting[slowest] if outcome.seconds is None else outcome.seconds
+        cpu_seconds = sum(computing.values())
         sent = 0 if self.alone else 2 * self._model_bytes * len(results)
+        if outcome.bytes is not None:
+            sent = outcome.bytes
 
         before = Snapshot(self.cohort, self.round, self.clock, self.model)
         self.model = outcome.model
@@ -163,6 +172,7 @@ class Session:
             bytes=sent,
             samples=trained,
             stop=self.stopped,
+            left_out=outcome.left_out,
         )
         return Closed(record, self._due(before))
 
@@ -254,7 +264,12 @@ class Session:
         )
 
     def _computing(self, result: ClientResult) -> float:
+        if result.computing is not None:
+            return result.computing
         return self._fleet.training_seconds(result.client, result.steps, self._experiment.federation.batch_size)
+
+    def _lasting(self, result: ClientResult, computing: float) -> float:
+        return computing + self._transferring(result.client) if result.lasting is None else result.lasting
 
     def _transferring(self, client: int) -> float:
         return 0.0 if self.alone else 2 * self._fleet.transfer_seconds(client, self._model_bytes)

@@ -68,7 +68,7 @@ class RunFacts:
     def cohorts(self) -> list[Cohort]:
         """Every cohort, from the summary where there is one, else from the records."""
         counts = self.about.get("label_counts")
-        samples = [sum(row) for row in counts] if counts else [None] * len(self.about["plan"])
+        samples = [None if row is None else sum(row) for row in counts] if counts else [None] * len(self.about["plan"])
         if self.summary and "by_cohort" in self.summary:
             accounts = self.summary["by_cohort"]
         else:

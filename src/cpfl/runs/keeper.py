@@ -73,7 +73,10 @@ class Keeper:
         if due or session.stopped:
             state = checkpoint.of(session, now - self._began)
             self._saved[session.cohort] = now
-        kept = _Kept(session.cohort, vars(closed.record), models, state)
+        record = vars(closed.record)
+        if not closed.record.left_out:  # a simulated client never fails: no word of it in a million lines
+            record = {key: value for key, value in record.items() if key != "left_out"}
+        kept = _Kept(session.cohort, record, models, state)
         if not self._seconds:
             self._write([kept])
             return

@@ -1,0 +1,49 @@
+"""What a run of a deployed app may be told beside its experiment, through Flower's run config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from cpfl import experiment_file
+from cpfl.errors import SettingError
+from cpfl.experiment import GIVEN, Experiment
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Keys of [tool.flwr.app.config] that are not settings of the experiment; '-' for '_'."""
+
+    out: str = ""  # the run folder at the server; an unfinished one is gone on with; empty: a new one in runs/
+    set: str = ""  # more settings of the experiment: "federation.lr=0.01 seed=91"
+    wait_seconds: float = 300.0  # for all clients to show up; then it begins with those who have
+    begin_with: int = 0  # how many clients must be there at least; 0: one for each cohort
+    round_seconds: float = 600.0  # a node that has not answered by then is left out of the round
+    tries: int = 5  # of a round in which nobody answers, before the run ends; it can be gone on with
+    device: str = "auto"  # where the server distils
+
+
+def read(experiment: str | Path | Experiment, config: Mapping[str, Any]) -> tuple[Experiment, RunSettings]:
+    """The experiment and the run's settings from an app's run config; all other keys are the experiment's."""
+    own = {field.name.replace("_", "-"): field for field in fields(RunSettings)}
+    found: dict[str, Any] = {}
+    for key, field in own.items():
+        if key in config:
+            found[field.name] = _as(key, config[key], type(field.default))
+    run = RunSettings(**found)
+    chosen = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
+    changes = {key: value for key, value in config.items() if key not in own}
+    changes |= experiment_file.parse_assignments(run.set.split())
+    given = dict.fromkeys(("model.name", "data.train", "data.public"), GIVEN)
+    return experiment_file.with_settings(chosen, changes | given), run
+
+
+def _as(key: str, value: object, kind: type) -> Any:
+    try:
+        if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+            raise ValueError
+        return kind(value)
+    except (TypeError, ValueError):
+        raise SettingError(f"{key} = {value!r} is not allowed in the run config: {kind.__name__} is needed") from None

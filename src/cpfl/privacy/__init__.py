@@ -1,0 +1,1 @@
+"""Sums of label counts that tell nothing of a single client."""

@@ -1,0 +1,111 @@
+"""Real fleets on this machine: a SuperLink, nodes, an app; bounded in time and ended with the test."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cpfl
+
+pytest.importorskip("flwr", reason="a real federation needs Flower: pip install 'cpfl[flower]'")
+
+from cpfl import experiment_file
+from cpfl.deploy.loopback import Loopback
+
+APP = Path(__file__).parent / "app"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loopback_is_there() -> None:
+    """Some sandboxes have no network at all, not even with themselves."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError as error:
+        pytest.skip(f"no loopback network: {error}")
+
+
+class Trap:
+    """Stands where a proxy to the outside would: whoever calls anybody but this machine is heard here."""
+
+    def __init__(self) -> None:
+        self.calls: list[bytes] = []
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                link, _ = self._door.accept()
+            except OSError:
+                return
+            with link:
+                link.settimeout(1.0)
+                with contextlib.suppress(OSError):
+                    self.calls.append(link.recv(200))
+
+    def close(self) -> None:
+        self._door.close()
+
+
+class Fleet(Loopback):
+    """A fleet with an app of its own, whose calls to the outside end in a trap."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self.trap = Trap()
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            self.environment |= {name: self.trap.address, name.lower(): self.trap.address}
+        self.environment |= {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
+
+    def app(self, experiment: cpfl.Experiment, strategies: str = "") -> Path:
+        """The digits app with these settings; a strategy for each cohort if named."""
+        place = self.folder / "app"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(APP, place, ignore=shutil.ignore_patterns("__pycache__"))
+        (place / "experiment.toml").write_text(experiment_file.to_toml(experiment))
+        (place / "strategies.md").write_text(strategies)
+        return place
+
+    def nodes(self, count: int, **config: Any) -> None:
+        """So many sound nodes, client 0 first."""
+        for client in range(count):
+            self.node(client, **config)
+
+    def node(self, client: int, **config: Any) -> None:
+        """One node for a client."""
+        name = f"node-{client}"
+        if self.secure and not (self.folder / "keys" / name).exists():
+            self.register(name)
+        self.start_node(name, {"client": client, "smallest": 2, **config})
+
+    def finish(self, seconds: float) -> None:
+        """The run ends well, in time."""
+        ended = self.wait(seconds)
+        assert ended == "finished:completed", f"{ended}\n{self.tail('run', 3000)}\n{self.tail('superlink', 3000)}"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    """Makes fleets; ends what they started, also when a test fails."""
+    made: list[Fleet] = []
+
+    def make(name: str = "fleet", **options: Any) -> Fleet:
+        made.append(Fleet(tmp_path / name, preload=["sklearn.datasets", "flwr.serverapp.strategy"], **options))
+        made[-1].start_link()
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.stop()
+            one.trap.close()

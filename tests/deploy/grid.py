@@ -1,0 +1,66 @@
+"""A grid without a network: nodes are client apps in this process. What is tested is what talks over it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+
+class Nodes(Grid):
+    """Answers every message at once, unless told otherwise."""
+
+    def __init__(self) -> None:
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # what Flower's own processes set
+        self.apps: dict[int, tuple[ClientApp, Context]] = {}
+        self.gone: set[int] = set()
+        self.silent: dict[int, str] = {}  # node → the kind of message that it never answers
+        self.sent: list[Message] = []
+        self.replies: list[Message] = []  # all that a server ever saw
+        self._waiting: dict[str, Message] = {}
+        self._numbers = itertools.count(1)
+
+    def add(self, node: int, app: ClientApp, **config: Any) -> None:
+        """A node with this configuration."""
+        self.apps[node] = app, Context(1, node, config, RecordDict(), {}, 0)
+
+    def set_run(self, run: Run) -> None: ...
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+    def create_message(self, *words: Any, **named: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in self.apps if node not in self.gone]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        number, node = f"message-{next(self._numbers)}", message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = number
+        self.sent.append(message)
+        app, context = self.apps[node]
+        if node not in self.gone and self.silent.get(node) != message.metadata.message_type:
+            try:
+                self._waiting[number] = app(message, context)
+            except Exception as error:
+                self._waiting[number] = Message(Error(1, f"{type(error)}:<'{error}'>"), reply_to=message)
+        return number
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        found = [self._waiting.pop(number) for number in list(message_ids) if number in self._waiting]
+        self.replies += found
+        return found
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))

@@ -1,0 +1,200 @@
+"""The commands of docs/deploy.md as they stand there, and what `cpfl deploy` says to mistakes.
+
+What runs to its end: cpfl deploy new, cpfl deploy local, cpfl report, mkdir -p, openssl req, openssl x509, export,
+ssh-keygen -q, flwr supernode, flwr run. What stays: flower-superlink --host, cpfl deploy node.
+Variables: FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cpfl
+from cpfl.deploy.loopback import descendants, free_port
+
+PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
+BLOCK = re.compile(r"^<!-- run in tests/deploy/test_commands.py -->\n```sh\n(.*?)^```", re.M | re.S)
+STAY = ("flower-superlink", "cpfl deploy node")
+
+
+class Shell:
+    """A reader at a terminal, in a folder of their own; what they leave running ends with the test."""
+
+    def __init__(self, folder: Path, replaced: dict[str, str]) -> None:
+        self.folder, self._replaced, self.running = folder, replaced, list[subprocess.Popen[bytes]]()
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path, "FLWR_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+
+    def do(self, text: str, seconds: float = 150.0) -> str:
+        """Run a block to its end, or leave it running if it is of that kind."""
+        for old, new in self._replaced.items():
+            text = text.replace(old, new)
+        words = ["bash", "-euc", text]
+        if any(line.startswith(STAY) for line in text.splitlines()):
+            log = (self.folder / f"log-{len(self.running)}").open("wb")
+            self.running.append(subprocess.Popen(words, cwd=self.folder, env=self.environment, stdout=log, stderr=log))
+            return ""
+        done = subprocess.run(
+            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=seconds
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    def end(self) -> None:
+        started = [pid for process in self.running for pid in (process.pid, *descendants(process.pid))]
+        for pid in reversed(started):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for process in self.running:
+            process.wait(10)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    port, other = free_port(), free_port()
+    made = Shell(
+        tmp_path,
+        {
+            "DNS:fleet.example.org": "IP:127.0.0.1",
+            "fleet.example.org": "127.0.0.1",
+            "0.0.0.0": "127.0.0.1",
+            "9443": str(port),
+            "9094": str(other),
+        },
+    )
+    made.port = port  # type: ignore[attr-defined]
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def listening(port: int, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise AssertionError("nobody listens")
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(280)
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="openssl or ssh-keygen is not installed"
+)
+def test_the_page(shell: Any, tmp_path: Path) -> None:
+    """From one laptop to a server and a node with certificates made by hand, block after block."""
+    laptop, authority, link, key, node, run = BLOCK.findall(PAGE.read_text())
+    shell.do(laptop.replace("--nodes 8", "--nodes 6").replace("max_rounds=5", "max_rounds=2"))
+    assert cpfl.load_run(tmp_path / "runs" / "fleet").summary["cohorts"] == 2
+    told = (tmp_path / "runs" / "fleet" / "run.json").read_text()
+    assert '"label_counts": [\n    [' in told, "three clients in a cohort tell their sum"
+
+    shell.do(authority)
+    shell.do(link)
+    listening(shell.port)
+    connection = re.search(r"```toml\n(.*?)```", PAGE.read_text(), re.S)
+    assert connection
+    text = connection[1].replace("fleet.example.org:9443", f"127.0.0.1:{shell.port}")
+    (tmp_path / "home").mkdir(exist_ok=True)
+    (tmp_path / "home" / "config.toml").write_text(text.replace("certificates/", f"{tmp_path}/certificates/"))
+    shell.do(key)
+    shell.do(node)
+    shell.do(run.replace("out='runs/first'", f"out='{tmp_path}/runs/first'"))
+    assert cpfl.load_run(tmp_path / "runs" / "first").summary["rounds"] == 2
+
+
+def left_over(folder: Path) -> list[str]:
+    """Processes that work with this folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (process / "environ").read_bytes() + (process / "cmdline").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " ")[:200])
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+def test_ctrl_c_takes_everything_down(tmp_path: Path) -> None:
+    """No process and no folder stays behind, whenever it comes."""
+    words = ["deploy", "local", "--nodes", "2", "--cohorts", "1", "--keep", "kept", "--out", "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cpfl", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout
+    try:
+        said = ""
+        for line in process.stdout:
+            said += line
+            if "started run" in line:
+                break
+        assert process.poll() is None, said
+        assert len(left_over(tmp_path / "kept")) >= 4, "a SuperLink, two nodes and more"
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(40) == 130, rest
+    finally:
+        process.kill()
+        process.stdout.close()
+    until = time.monotonic() + 10
+    while left_over(tmp_path / "kept") and time.monotonic() < until:
+        time.sleep(0.2)
+    assert left_over(tmp_path / "kept") == []
+    assert (tmp_path / "kept" / "fleet" / "logs" / "superlink.log").exists()
+
+
+def test_new_writes_the_template(cpfl_command: Callable[..., Any], tmp_path: Path) -> None:
+    said = cpfl_command("deploy", "new", "My Fleet").good().out
+    assert "cpfl deploy local My Fleet" in said
+    assert sorted(path.name for path in (tmp_path / "My Fleet").iterdir()) == [
+        "app.py",
+        "experiment.toml",
+        "pyproject.toml",
+    ]
+    assert 'name = "my-fleet"' in (tmp_path / "My Fleet" / "pyproject.toml").read_text()
+    assert len((tmp_path / "My Fleet" / "app.py").read_text().splitlines()) < 50, "one screen"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["new", "full"], "not an empty folder"),
+        (["local", "full"], "no Flower app"),
+        (["local", "--nodes", "2", "--cohorts", "3"], "--cohorts 3 is more than --nodes 2"),
+        (["local", "--out", "full"], "not an empty folder"),
+        (["local", "--keep", "full"], "--keep full exists"),
+        (["local", "--set", "a b=1"], "no spaces"),
+    ],
+)
+def test_mistakes(cpfl_command: Callable[..., Any], tmp_path: Path, words: list[str], told: str) -> None:
+    """One sentence, exit code 2, nothing written."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").touch()
+    answer = cpfl_command("deploy", *words)
+    assert answer.code == 2
+    assert told in answer.err
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]

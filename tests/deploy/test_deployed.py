@@ -1,0 +1,63 @@
+"""A deployed run is its simulation: the same models, records and accuracy from real processes on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import cpfl
+from cpfl import experiment_file
+from cpfl.board.board import Board
+
+from .conftest import Fleet
+
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(150)]
+
+SETTINGS = {
+    "clients": 4,
+    "cohorts": 2,
+    "data.alpha": 5,
+    "stopping.patience": 2,
+    "stopping.window": 1,
+    "max_rounds": 4,
+    "distillation.epochs": 3,
+    "federation.lr": 0.3,
+    "checkpoint_seconds": 0,
+}
+
+
+def test_equals_its_simulation(fleet: Callable[..., Fleet], cpfl_command: Callable[..., Any], tmp_path: Path) -> None:
+    """4 nodes, 2 cohorts, with TLS and node keys: cohort models to 1e-5, the same rounds, stops and accuracy."""
+    experiment = experiment_file.with_settings(experiment_file.load("digits"), SETTINGS)
+    simulated = cpfl.run(experiment, engine="reference", out=tmp_path / "simulated")
+
+    there = fleet()
+    there.nodes(4)
+    there.run(there.app(experiment), {"out": str(tmp_path / "deployed")})
+    there.finish(120)
+    assert there.trap.calls == [], "somebody called home"
+
+    deployed = cpfl.load_run(tmp_path / "deployed")
+    for name in ("start", "cohort-0000", "cohort-0001", "global"):
+        one, other = (load_file(run.path / "models" / f"{name}.safetensors") for run in (simulated, deployed))
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert (value - other[key]).abs().max() < 1e-5, f"{key} of {name}"
+    same = ("cohort", "round", "participants", "reporting", "best", "samples", "stop")
+    for one, other in zip(simulated.rounds, deployed.rounds, strict=True):
+        assert {key: one[key] for key in same} == {key: other[key] for key in same}
+        assert one["validation"] == pytest.approx(other["validation"], abs=1e-5)
+        assert other["seconds"] < 60, "real seconds"
+    for key in ("student_accuracy", "teacher_accuracy_mean", "ensemble_accuracy", "rounds", "cohorts", "clients"):
+        assert simulated.summary[key] == deployed.summary[key]
+    about = [json.loads((run.path / "run.json").read_text()) for run in (simulated, deployed)]
+    assert about[0]["label_counts"] == about[1]["label_counts"], "summed under masks"
+    cpfl_command("report", deployed.path).good()
+    assert (deployed.path / "report.html").stat().st_size > 10_000
+    page, _ = Board(deployed.path).fresh()
+    assert b"deployed" in page or b"finished" in page

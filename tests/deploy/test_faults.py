@@ -1,0 +1,120 @@
+"""Real nodes that die, hang, come late or answer nonsense; a SuperLink that is restarted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import cpfl
+from cpfl import experiment_file
+from cpfl.cohorts import random_plan
+from cpfl.data.federated import Given
+from cpfl.engines.reference import ReferenceEngine
+from cpfl.federation.session import Work
+from cpfl.problem import prepare
+from cpfl.runs import records
+
+from .conftest import Fleet
+
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(200)]
+
+SETTINGS = {
+    "data.alpha": 5,
+    "cohorts": 2,
+    "stopping.rule": "rounds",
+    "stopping.rounds": 4,
+    "stopping.keep": "last",
+    "distillation.epochs": 1,
+    "federation.lr": 0.3,
+    "checkpoint_seconds": 0,
+}
+
+
+def lines(path: Path, cohort: int) -> list[dict[str, Any]]:
+    return records.read(path / "rounds" / f"cohort-{cohort:04d}.jsonl")
+
+
+def until(there: Fleet, true: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert there.processes["run"].poll() is None, f"the run ended\n{there.tail('run', 3000)}"
+        assert time.monotonic() < end, f"too slow\n{there.tail('run', 3000)}"
+        time.sleep(0.1)
+
+
+def test_bad_nodes_are_left_out_by_name(fleet: Callable[..., Fleet], tmp_path: Path) -> None:
+    """One is killed in a round, one hangs, one is late, one sends NaN, one a wrong shape, one a forged count."""
+    experiment = experiment_file.with_settings(experiment_file.load("digits"), {**SETTINGS, "clients": 8})
+    (sound, killed, nan, silent), (fine, late, shape, forged) = random_plan(8, 2, experiment.seed)
+    faults = {nan: "nan", silent: "silent", shape: "shape", forged: "forged"}
+    there, out = fleet(secure=False), tmp_path / "run"
+    for client in {*range(8)} - {late}:
+        there.node(client, fault=faults.get(client, ""))
+    there.run(there.app(experiment), {"out": str(out), "round-seconds": 10, "wait-seconds": 20, "begin-with": 7})
+    until(there, lambda: len(lines(out, 0)) >= 1, 120)
+    there.kill(f"node-{killed}")  # a round of its cohort is open: one always is
+    there.node(late)
+    there.finish(100)
+
+    first, second = lines(out, 0), lines(out, 1)
+    for record in first:
+        assert "not finite" in record["left_out"][str(nan)]
+    reasons = [record["left_out"][str(silent)] for record in first]
+    assert reasons[0] == "no answer in time"
+    assert set(reasons[1:]) == {"still busy with an earlier call"}
+    assert killed in first[0]["participants"]
+    assert str(killed) in first[-1]["left_out"]
+    assert all(sound in record["participants"] for record in first)
+    for record in second:
+        assert "weight of its model is" in record["left_out"][str(shape)]
+        assert "were due" in record["left_out"][str(forged)]
+        assert fine in record["participants"]
+    assert second[0]["left_out"][str(late)] == "not there yet"
+    told = (there.folder / "logs" / "run.log").read_text()
+    assert late in second[-1]["participants"] or f"client {late} is node" in told or len(second) == 4
+
+    # Nothing wrong is in the models: they are what the recorded participants make in a simulation.
+    problem = prepare(experiment, [], Given())
+    engine = ReferenceEngine(problem, torch.device("cpu"))
+    for cohort, rounds in enumerate((first, second)):
+        model = problem.start
+        for record in rounds:
+            model = engine.do(Work(cohort, record["round"], record["participants"], model)).model
+        deployed = load_file(out / "models" / f"cohort-{cohort:04d}.safetensors")
+        assert all((model[key] - deployed[key]).abs().max() < 1e-5 for key in model)
+
+
+def test_a_superlink_is_restarted(fleet: Callable[..., Fleet], tmp_path: Path) -> None:
+    """Killed in the middle of a run and started again on its database: the same nodes are there, and the run resumes
+    from its folder to the models of an unbroken one."""
+    settings = {**SETTINGS, "clients": 2, "stopping.rounds": 5}
+    experiment = experiment_file.with_settings(experiment_file.load("digits"), settings)
+    simulated = cpfl.run(experiment, engine="reference", out=tmp_path / "simulated")
+    there, out = fleet(lasting=True), tmp_path / "run"
+    there.nodes(2, smallest=1)
+    app = there.app(experiment)
+    there.run(app, {"out": str(out)})
+    until(there, lambda: len(lines(out, 0)) >= 2 and len(lines(out, 1)) >= 1, 100)
+    there.kill("superlink", signal.SIGKILL)
+    there.kill("run")
+    kept = {cohort: len(lines(out, cohort)) for cohort in (0, 1)}
+    assert not (out / "summary.json").exists()
+
+    there.start_link()
+    there.run(app, {"out": str(out)})
+    there.finish(100)
+    assert min(kept.values()) >= 1
+    for cohort in (0, 1):
+        name = f"cohort-{cohort:04d}.safetensors"
+        one, other = (load_file(path / "models" / name) for path in (simulated.path, out))
+        assert all((one[key] - other[key]).abs().max() < 1e-5 for key in one)
+    events = [json.loads(line)["event"] for line in (out / "log.jsonl").read_text().splitlines()]
+    assert events == ["started", "resumed", "finished"]

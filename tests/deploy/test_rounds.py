@@ -1,0 +1,436 @@
+"""Rounds over a grid: bad answers, missing nodes, strategies, masked sums; nodes are in this process."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Krum, Strategy
+from safetensors.torch import load_file
+
+import cpfl
+from cpfl.deploy.client import client_app
+from cpfl.deploy.server import serve
+from cpfl.engines.flower import letters, post
+from cpfl.errors import CpflError, SettingError, StalledError
+
+from .grid import Nodes
+
+pytestmark = pytest.mark.timeout(60)
+
+RNG = np.random.default_rng(0)
+CENTRES = RNG.normal(0, 2, (4, 6))
+
+
+def drawn(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 4, count)
+    return (CENTRES[y] + rng.normal(0, 1, (count, 6))).astype(np.float32), y
+
+
+TRAIN, TEST, PUBLIC = drawn(240, 1), drawn(100, 2), drawn(100, 3)[0]
+BASE = {"clients": 6, "cohorts": 2, "max_rounds": 3, "seed": 3}
+SETTINGS = {
+    **BASE,
+    "federation": {"lr": 0.1, "weights": "samples"},
+    "distillation": {"epochs": 2, "batch_size": 32},
+    "data": {"split": "iid"},
+}
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.Linear(6, 4)
+
+
+def data(context: Context) -> tuple[np.ndarray, np.ndarray]:
+    mine = cpfl.data.split.split(cpfl.Experiment(**SETTINGS), cpfl.data.federated.as_samples(*TRAIN))
+    rows = np.sort(
+        np.concatenate(
+            [mine[int(context.node_config["client"])].training, mine[int(context.node_config["client"])].validation]
+        )
+    )
+    return TRAIN[0][rows], TRAIN[1][rows]
+
+
+def fault(change: Callable[[str, RecordDict], None]) -> Any:
+    """A mod that changes a node's answers."""
+
+    def mod(message: Message, context: Context, call_next: Any) -> Message:
+        reply = call_next(message, context)
+        change(message.metadata.message_type, reply.content)
+        return Message(reply.content, reply_to=message)
+
+    return mod
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    """Six sound nodes, numbers 100 to 105 for clients 0 to 5."""
+    grid = Nodes()
+    for client in range(6):
+        grid.add(100 + client, client_app(model, data), client=client, smallest=2)
+    return grid
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody here is far away."""
+    monkeypatch.setattr(post, "ROLL_CALL", 0.0)
+    monkeypatch.setattr("cpfl.engines.flower.engine.PAUSE", 0.1)
+    monkeypatch.setattr("cpfl.engines.flower.roll.LOOK", 0.1)
+
+
+def go(grid: Nodes, path: Path, strategy: Callable[[int], Strategy] | None = None, **config: Any) -> cpfl.Run:
+    """One run into a folder."""
+    told = {"out": str(path), "wait-seconds": 0.5, "round-seconds": 0.3, "tries": 2, "device": "cpu", **config}
+    context = Context(1, 0, {}, RecordDict(), told, 0)
+    serve(grid, context, model, TEST, PUBLIC, cpfl.Experiment(**SETTINGS), strategy)
+    return cpfl.load_run(path)
+
+
+def simulated(path: Path, **settings: Any) -> cpfl.Run:
+    return cpfl.run(
+        cpfl.Experiment(**SETTINGS), model=model, train=TRAIN, test=TEST, public=PUBLIC, out=path,
+        engine="reference", device="cpu", settings=settings,
+    )  # fmt: skip
+
+
+def teachers(run: cpfl.Run) -> list[dict[str, torch.Tensor]]:
+    return [load_file(run.path / "models" / f"cohort-{cohort:04d}.safetensors") for cohort in (0, 1)]
+
+
+def close(one: cpfl.Run, other: cpfl.Run) -> bool:
+    pairs = zip(teachers(one), teachers(other), strict=True)
+    return all((a[key] - b[key]).abs().max() < 1e-5 for a, b in pairs for key in a)
+
+
+def test_a_run_is_its_simulation(nodes: Nodes, tmp_path: Path) -> None:
+    assert close(go(nodes, tmp_path / "real"), simulated(tmp_path / "simulated"))
+
+
+@pytest.mark.parametrize("participation", [0.4, 0.7])
+def test_with_a_part_of_the_clients_in_every_round(nodes: Nodes, tmp_path: Path, participation: float) -> None:
+    """Those who judge a round are those who trained in it, though others train in the next."""
+    words = f"federation.participation={participation}"
+    real = go(nodes, tmp_path / "real", set=words)
+    same = simulated(tmp_path / "simulated", **{"federation.participation": participation})
+    assert close(real, same)
+    for one, other in zip(real.rounds, same.rounds, strict=True):
+        assert one["participants"] == other["participants"]
+        assert one["validation"] == pytest.approx(other["validation"], abs=1e-5)
+
+
+def spoil(kind: str, content: RecordDict, how: str) -> None:
+    if kind != "train" or "arrays" not in content:
+        return
+    state = letters.state(content["arrays"])
+    metrics = dict(content["metrics"])
+    match how:
+        case "nan":
+            state["weight"][0, 0] = math.nan
+        case "infinite":
+            state["bias"][0] = math.inf
+        case "shape":
+            state["weight"] = state["weight"].T.contiguous()
+        case "type":
+            state["weight"] = state["weight"].double()
+        case "names":
+            state["extra"] = torch.zeros(1)
+        case "forged":
+            metrics["num-examples"] += 1
+        case "huge":
+            metrics["num-examples"] = 2**62
+        case "negative":
+            metrics["num-examples"] = -5
+        case "loss":
+            metrics["loss"] = math.nan
+        case "empty":
+            del content["arrays"]
+            return
+    content["arrays"] = letters.packed(state)
+    content["metrics"] = MetricRecord(metrics)
+
+
+FAULTS = ["nan", "infinite", "shape", "type", "names", "forged", "huge", "negative", "loss", "empty"]
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_nothing_wrong_enters_the_model(nodes: Nodes, tmp_path: Path, how: str) -> None:
+    """The round goes on without the bad client, its record names it, and the model is that of the others."""
+    bad = 2
+    mod = fault(lambda kind, content: spoil(kind, content, how))
+    nodes.add(100 + bad, client_app(model, data, mods=[mod]), client=bad, smallest=2)
+    run = go(nodes, tmp_path / "bad")
+    sound = Nodes()
+    for client in range(6):
+        sound.add(100 + client, client_app(model, data), client=client, smallest=2)
+    sound.silent[100 + bad] = "train"
+    without = go(sound, tmp_path / "without")
+    assert close(run, without)
+    mine = next(i for i, group in enumerate(json.loads((run.path / "run.json").read_text())["plan"]) if bad in group)
+    for record in run.rounds:
+        named = {int(client) for client in record.get("left_out", {})}
+        assert named == ({bad} if record["cohort"] == mine else set())
+        assert bad not in record["participants"]
+
+
+def test_a_bad_judgement_does_not_count(nodes: Nodes, tmp_path: Path) -> None:
+    def change(kind: str, content: RecordDict) -> None:
+        if kind == "train" and "validation" in content["report"]:
+            content["report"]["validation"] = -math.inf
+
+    nodes.add(101, client_app(model, data, mods=[fault(change)]), client=1, smallest=2)
+    run = go(nodes, tmp_path / "run")
+    assert all(math.isfinite(record["validation"]) for record in run.rounds)
+    assert any("judgement" in record.get("left_out", {}).get("1", "") for record in run.rounds)
+
+
+def test_one_who_never_answers_is_waited_for_once(nodes: Nodes, tmp_path: Path) -> None:
+    """After that it is left out at once until it answers."""
+    nodes.silent[103] = "train"
+    run = go(nodes, tmp_path / "run")
+    reasons = [record["left_out"]["3"] for record in run.rounds if "3" in record.get("left_out", {})]
+    assert reasons[0] == "no answer in time"
+    assert set(reasons[1:]) == {"still busy with an earlier call"}
+    assert (
+        sum(message.metadata.dst_node_id == 103 and message.metadata.message_type == "train" for message in nodes.sent)
+        == 1
+    )
+
+
+def test_a_node_that_is_lost_in_the_middle_of_a_round(nodes: Nodes, tmp_path: Path) -> None:
+    """It is not waited for until the end of time: the SuperLink says that it left."""
+    count = 0
+
+    def change(kind: str, content: RecordDict) -> None:
+        nonlocal count
+        count += kind == "train"
+        if count > 6:  # the first round is over
+            nodes.gone.add(104)
+
+    nodes.silent.clear()
+    nodes.add(100, client_app(model, data, mods=[fault(change)]), client=0, smallest=2)
+    nodes.add(102, client_app(model, data, mods=[fault(change)]), client=2, smallest=2)
+    nodes.add(105, client_app(model, data, mods=[fault(change)]), client=5, smallest=2)
+    run = go(nodes, tmp_path / "run", **{"round-seconds": 30})
+    assert run.summary["rounds"] == 6
+
+
+def test_a_late_node_takes_its_place(nodes: Nodes, tmp_path: Path) -> None:
+    """Rounds before name it; from the next round on it is in."""
+    late, seen = nodes.apps.pop(105), 0
+
+    def arrive(kind: str, content: RecordDict) -> None:
+        nonlocal seen
+        seen += kind == "train"
+        if seen == 2:
+            nodes.apps[105] = late
+
+    nodes.add(100, client_app(model, data, mods=[fault(arrive)]), client=0, smallest=2)
+    run = go(nodes, tmp_path / "run", set="max_rounds=60")
+    mine = [record for record in run.rounds if record["cohort"] == cohort_of(run, 5)]
+    assert mine[0]["left_out"] == {"5": "not there yet"}
+    assert 5 in mine[-1]["participants"]
+
+
+def cohort_of(run: cpfl.Run, client: int) -> int:
+    plan = json.loads((run.path / "run.json").read_text())["plan"]
+    return next(i for i, group in enumerate(plan) if client in group)
+
+
+def test_nodes_without_numbers_get_free_ones(tmp_path: Path) -> None:
+    grid = Nodes()
+    for node in range(6):
+        grid.add(200 + node, client_app(model, lambda context: (TRAIN[0][:30], TRAIN[1][:30])), smallest=2)
+    run = go(grid, tmp_path / "run")
+    assert sorted({client for record in run.rounds for client in record["participants"]}) == [0, 1, 2, 3, 4, 5]
+
+
+def test_nobody_takes_anothers_place(nodes: Nodes, tmp_path: Path) -> None:
+    """While a client's node is there, another that claims its number is not let in."""
+    nodes.add(300, client_app(model, data), client=4, smallest=2)
+    run = go(nodes, tmp_path / "run")
+    asked = {message.metadata.dst_node_id for message in nodes.sent if message.metadata.message_type == "train"}
+    assert 300 not in asked
+    assert 104 in asked
+    sizes = json.loads((run.path / "clients.json").read_text())["clients"]
+    assert [row["samples"] for row in sizes] == [36] * 6
+
+
+def test_one_who_claims_too_much_is_not_let_in(nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def boast(kind: str, content: RecordDict) -> None:
+        if kind == "query.enrol":
+            content["report"]["samples"] = 2**40
+
+    nodes.add(104, client_app(model, data, mods=[fault(boast)]), client=4, smallest=2)
+    run = go(nodes, tmp_path / "run", **{"wait-seconds": 0.5})
+    assert all(4 not in record["participants"] for record in run.rounds)
+
+
+def test_nobody_answers(nodes: Nodes, tmp_path: Path) -> None:
+    """A cohort that stalls ends the run with a sentence; what was kept can be gone on with."""
+    cohort = go(nodes, tmp_path / "probe")
+    plan = json.loads((cohort.path / "run.json").read_text())["plan"]
+    for client in plan[1]:
+        nodes.silent[100 + client] = "train"
+    with pytest.raises(StalledError, match=r"cohort 1 stalled: nobody answered in 2 tries of round 1"):
+        go(nodes, tmp_path / "run", set="checkpoint_seconds=0")
+    nodes.silent.clear()
+    assert go(nodes, tmp_path / "run", set="checkpoint_seconds=0").summary["rounds"] == 6
+
+
+def test_a_run_that_was_cut_off_goes_on(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same folder again: it ends with the same models as an unbroken run."""
+    whole = go(nodes, tmp_path / "whole", set="max_rounds=5 checkpoint_seconds=0")
+    rounds = 0
+    from cpfl.deploy.server import Log
+
+    def stop(self: Log, session: Any, closed: Any) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Log, "on_round", stop)
+        with pytest.raises(KeyboardInterrupt):
+            go(nodes, tmp_path / "broken", set="max_rounds=5 checkpoint_seconds=0")
+    assert (tmp_path / "broken" / "run.json").exists()
+    with pytest.raises(CpflError, match="other settings"):
+        go(nodes, tmp_path / "broken", set="max_rounds=6 checkpoint_seconds=0")
+    again = go(nodes, tmp_path / "broken", set="max_rounds=5 checkpoint_seconds=0")
+    assert close(whole, again)
+    assert [r["round"] for r in again.rounds] == [r["round"] for r in whole.rounds]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda few: FedAvg(**few),
+        lambda few: FedAdam(**few, eta=0.01),
+        lambda few: FedProx(**few, proximal_mu=0.5),
+        lambda few: Krum(**few, num_malicious_nodes=0),
+    ],
+    ids=["FedAvg", "FedAdam", "FedProx", "Krum"],
+)
+def test_any_strategy_inside_a_cohort(nodes: Nodes, tmp_path: Path, make: Callable[[Any], Strategy]) -> None:
+    """It trains the cohort's nodes alone, and the session stops it as always."""
+    random.seed(0)
+    few = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+    run = go(nodes, tmp_path / "run", strategy=lambda cohort: make(few), set="max_rounds=8 stopping.patience=3")
+    plan = json.loads((run.path / "run.json").read_text())["plan"]
+    for record in run.rounds:
+        assert set(record["participants"]) <= set(plan[record["cohort"]])
+    assert run.summary["teacher_accuracy_mean"] > 50
+    if make.__code__.co_names[0] == "FedAvg":
+        assert close(run, simulated(tmp_path / "same", max_rounds=8, **{"stopping.patience": 3}))
+
+
+def test_fedprox_pulls_back(nodes: Nodes, tmp_path: Path) -> None:
+    """With a large μ clients hardly leave the cohort's model."""
+    few = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+
+    def moved(mu: float) -> float:
+        name = f"mu{mu}"
+        words = "max_rounds=1 federation.local_epochs=10"
+        run = go(nodes, tmp_path / name, strategy=lambda cohort: FedProx(**few, proximal_mu=mu), set=words)
+        start = load_file(run.path / "models" / "start.safetensors")
+        return float((teachers(run)[0]["weight"] - start["weight"]).norm())
+
+    assert moved(5.0) < 0.5 * moved(0.01)
+
+
+def test_a_strategy_that_wants_more_nodes_than_there_are(nodes: Nodes, tmp_path: Path) -> None:
+    """Flower's own loop would wait for ever."""
+    with pytest.raises(StalledError, match="nobody answered"):
+        go(nodes, tmp_path / "run", strategy=lambda cohort: FedAvg(min_available_nodes=50))
+
+
+def counts(run: cpfl.Run) -> Any:
+    return json.loads((run.path / "run.json").read_text())["label_counts"]
+
+
+@pytest.mark.parametrize("step", ["query.shares", "query.masked", "query.reveal"])
+def test_label_counts_survive_a_drop_out(nodes: Nodes, tmp_path: Path, step: str) -> None:
+    """At any step, while more than half stay; what is summed is what those sent who sent."""
+    nodes.silent[102] = step
+    run = go(nodes, tmp_path / "run")
+    whole = counts(simulated(tmp_path / "simulated"))
+    mine = cohort_of(run, 2)
+    held = np.bincount(np.array(label_rows(2)), minlength=4)
+    told = counts(run)
+    assert told[1 - mine] == whole[1 - mine]
+    expected = np.array(whole[mine]) if step == "query.reveal" else np.array(whole[mine]) - held
+    assert told[mine] == expected.tolist()
+
+
+def label_rows(client: int) -> list[int]:
+    clients = cpfl.data.split.split(cpfl.Experiment(**SETTINGS), cpfl.data.federated.as_samples(*TRAIN))
+    return TRAIN[1][clients[client].training].tolist()
+
+
+def test_counts_that_were_made_up(nodes: Nodes, tmp_path: Path) -> None:
+    """A sum that does not fit the clients' sizes is not used: uniform weights for that cohort."""
+
+    def lie(kind: str, content: RecordDict) -> None:
+        if kind == "query.masked":
+            values = np.frombuffer(content["report"]["values"], "<u4") + np.uint32(1000)
+            content["report"] = ConfigRecord({"values": values.tobytes()})
+
+    nodes.add(102, client_app(model, data, mods=[fault(lie)]), client=2, smallest=2)
+    run = go(nodes, tmp_path / "run")
+    assert counts(run)[cohort_of(run, 2)] is None
+    assert counts(run)[1 - cohort_of(run, 2)] is not None
+
+
+def test_a_node_hides_unless_it_agrees(nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One node of a cohort that asks for more company is enough; alone, only one that agrees to it tells its counts."""
+    nodes.add(102, client_app(model, data), client=2, smallest=4)
+    run = go(nodes, tmp_path / "run")
+    assert counts(run)[cohort_of(run, 2)] is None
+    assert not [m for m in nodes.sent if m.metadata.dst_node_id == 102 and m.metadata.message_type == "query.masked"]
+    for client in range(6):
+        nodes.add(100 + client, client_app(model, data), client=client, smallest=1 if client < 3 else 3)
+    alone = go(nodes, tmp_path / "alone", set="cohorts=6")
+    known = [row is not None for row in counts(alone)]
+    plan = json.loads((alone.path / "run.json").read_text())["plan"]
+    assert known == [group[0] < 3 for group in plan]
+    assert not [m for m in nodes.sent if m.metadata.message_type == "query.counts" and m.metadata.dst_node_id >= 103]
+
+
+def test_noise_on_the_counts(nodes: Nodes, tmp_path: Path) -> None:
+    run = go(nodes, tmp_path / "run", set="privacy.epsilon=0.5")
+    exact = counts(simulated(tmp_path / "simulated"))
+    assert counts(run) != exact
+    assert all(count >= 0 for row in counts(run) for count in row)
+
+
+def test_the_server_sees_no_label_counts(nodes: Nodes, tmp_path: Path) -> None:
+    """In no message that reached it does a client's histogram stand, in any form that it could read."""
+    go(nodes, tmp_path / "run")
+    for client in range(6):
+        histogram = np.bincount(label_rows(client), minlength=4)
+        forms = [histogram.astype(kind).tobytes() for kind in ("<u4", "<i8", "<f4", "<f8")]
+        for reply in nodes.replies:
+            for record in reply.content.config_records.values():
+                for value in record.values():
+                    texts = value if isinstance(value, list) else [value]
+                    assert not any(isinstance(text, bytes) and form in text for text in texts for form in forms)
+                    assert texts != histogram.tolist()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("round-seconds", "soon"), ("tries", True), ("federation.rate", 1), ("set", "lr=1")]
+)
+def test_settings_that_are_refused(nodes: Nodes, tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(SettingError, match=key if key != "set" else "lr"):
+        go(nodes, tmp_path / "run", **{key: value})
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,73 @@
+"""Who is let in: only nodes whose key is registered, and only to a SuperLink that shows the right certificate."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cpfl.deploy import certificates
+from cpfl.deploy.loopback import HOST, free_port
+
+from .conftest import Fleet
+
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(120)]
+
+
+def knock(fleet: Fleet, name: str, *words: object) -> subprocess.Popen[bytes]:
+    """A stock node that tries once."""
+    start = ["flower-supernode", "--superlink", fleet.address, "--host", HOST, "--port", free_port()]
+    return fleet._start(name, [*start, "--max-retries", 0, "--max-wait-time", 20, *words])
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float = 60.0) -> int:
+    return process.wait(seconds)
+
+
+def test_only_registered_nodes_get_in(fleet: Callable[..., Fleet], tmp_path: Path) -> None:
+    """A key that nobody registered, no key at all, another authority, no TLS: refused. A registered key: let in."""
+    there = fleet()
+    root = ["--root-certificates", there.ca]
+    certificates.node_key(tmp_path / "unknown")
+    certificates.authority(tmp_path / "other")
+    there.register("known")
+    known = ["--auth-supernode-private-key", there.folder / "keys" / "known"]
+
+    strangers = {
+        "unregistered": knock(there, "unregistered", *root, "--auth-supernode-private-key", tmp_path / "unknown"),
+        "keyless": knock(there, "keyless", *root),
+        "other-authority": knock(
+            there, "other-authority", "--root-certificates", tmp_path / "other" / certificates.CA, *known
+        ),
+        "plain": knock(there, "plain", "--insecure"),
+    }
+    for name, process in strangers.items():
+        assert ended(process) != 0, there.tail(name)
+        assert "SuperNode ID" not in there.log(name).read_text(), f"{name} got in"
+    told = {name: there.log(name).read_text() for name in strangers}
+    assert "CERTIFICATE_VERIFY_FAILED" in told["other-authority"]
+
+    friend = knock(there, "friend", *root, *known)
+    until = time.monotonic() + 40
+    while "SuperNode ID" not in there.log("friend").read_text():
+        assert friend.poll() is None, there.tail("friend")
+        assert time.monotonic() < until, there.tail("friend")
+        time.sleep(0.2)
+
+
+def test_private_keys_are_private(tmp_path: Path) -> None:
+    """Nobody else on the machine may read them; the authority's own key is not kept at all."""
+    certificates.authority(tmp_path)
+    certificates.node_key(tmp_path / "node")
+    for name in (certificates.KEY, "node"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ca.crt",
+        "node",
+        "node.pub",
+        "server.key",
+        "server.pem",
+    ]
