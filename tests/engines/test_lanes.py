@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 import cpfl
+from cpfl import experiment_file
+from cpfl.data.federated import Given
 from cpfl.engines import choice
-from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.lanes import LaneEngine, shift
 from cpfl.engines.lanes.stack import Layout
 from cpfl.federation.session import Closed, Session
 from cpfl.method import plan
@@ -142,3 +144,21 @@ def test_layout_is_a_way_there_and_back() -> None:
     assert len(row) == layout.size
     for name, value in layout.state(row).items():
         assert torch.equal(value, module.state_dict()[name])
+
+
+def test_a_move_to_few_lanes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small lanes are made in the middle of rounds, when some clients have ended and others are in training."""
+    monkeypatch.setattr(shift, "QUIET", 1)
+    settings = {**BASE, "cohorts": 1, "max_rounds": 4, "federation.batch_size": 4}
+    problem = prepare(experiment_file.with_settings(experiment_file.load("digits", []), settings), [], Given())
+    records: list[list[dict[str, Any]]] = []
+    for few in (0, 3):
+        engine = LaneEngine(problem, torch.device("cpu"), 6)
+        engine._few = few
+        lines: list[dict[str, Any]] = []
+        engine.federate(plan(problem), lambda session, closed, lines=lines: lines.append(closed.record.as_dict()))
+        assert ("_small" in vars(engine)) == bool(few)  # they were made
+        records.append(sorted(lines, key=lambda line: (line["cohort"], line["round"])))
+    for ours, theirs in zip(*records, strict=True):
+        for key, value in theirs.items():
+            assert ours[key] == (pytest.approx(value, rel=0, abs=1e-9) if isinstance(value, float) else value), key

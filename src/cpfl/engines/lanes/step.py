@@ -80,19 +80,21 @@ class Lanes:
         self._leaf = self.params_LP.detach().requires_grad_()
         self._forward: Callable[[], Tensor] = torch.compile(self._losses, dynamic=False) if compiled else self._losses
         self.batches.there["rows"].fill_(EMPTY)
+        for inbox in (self._incoming, self._outgoing):  # trying these out must not touch rounds that are under way
+            self._empty(inbox)
+            inbox.send()
         self.step: Callable[[], None] = captured(self._step, device)
         self._take_in: Callable[[], None] = captured(self._fill, device)
         self._add_up: Callable[[], None] = captured(self._harvest, device)
-        for state in (self.params_LP, self.momenta_LP, self.losses_L, bench.sums_NP):
+        for state in (self.params_LP, self.momenta_LP, self.losses_L):
             state.zero_()
 
     def fill(self, lanes: Sequence[int], places: Sequence[int]) -> None:
         """These lanes begin a client each, from the models of the cohorts at these places."""
         for at in range(0, len(lanes), AT_ONCE):
             part = slice(at, at + AT_ONCE)
-            letter = self._incoming.here
-            letter["lanes"][:], letter["places"][:] = self.count, len(self._bench.models_NP) - 1
-            count = len(lanes[part])
+            self._empty(self._incoming)
+            letter, count = self._incoming.here, len(lanes[part])
             letter["lanes"][:count], letter["places"][:count] = lanes[part], places[part]
             self._incoming.send()
             self._take_in()
@@ -100,13 +102,19 @@ class Lanes:
     def harvest(self, ended: Sequence[tuple[int, int, int, float]]) -> None:
         """Clients that have ended, as (lane, place, client, weight), join the sums of their cohorts in this order."""
         for turn in turns(ended):
+            self._empty(self._outgoing)
             letter = self._outgoing.here
-            letter["lanes"][:], letter["places"][:] = self.count, len(self._bench.sums_NP) - 1
-            letter["clients"][:], letter["weights"][:] = len(self._bench.losses_M) - 1, 0
             for name, column in zip(("lanes", "places", "clients", "weights"), zip(*turn, strict=True), strict=True):
                 letter[name][: len(turn)] = column
             self._outgoing.send()
             self._add_up()
+
+    def _empty(self, inbox: Inbox) -> None:
+        """A letter of nobody: to the places that stay empty."""
+        letter = inbox.here
+        letter["lanes"][:], letter["places"][:] = self.count, len(self._bench.models_NP) - 1
+        if "clients" in letter:
+            letter["clients"][:], letter["weights"][:] = len(self._bench.losses_M) - 1, 0
 
     def _fill(self) -> None:
         lanes, places = self._incoming.there["lanes"], self._incoming.there["places"]
