@@ -16,7 +16,7 @@ from cpfl.board.board import Board
 
 from .conftest import Fleet
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(280)]
 
 SETTINGS = {
     "clients": 4,
@@ -39,7 +39,7 @@ def test_equals_its_simulation(fleet: Callable[..., Fleet], cpfl_command: Callab
     there = fleet()
     there.nodes(4)
     there.run(there.app(experiment), {"out": str(tmp_path / "deployed")})
-    there.finish(120)
+    there.finish(220)
     assert there.trap.calls == [], "somebody called home"
 
     deployed = cpfl.load_run(tmp_path / "deployed")

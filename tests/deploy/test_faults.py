@@ -24,7 +24,7 @@ from cpfl.runs import records
 
 from .conftest import Fleet
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(290)]
 
 SETTINGS = {
     "data.alpha": 5,
@@ -59,10 +59,10 @@ def test_bad_nodes_are_left_out_by_name(fleet: Callable[..., Fleet], tmp_path: P
     for client in {*range(8)} - {late}:
         there.node(client, fault=faults.get(client, ""))
     there.run(there.app(experiment), {"out": str(out), "round-seconds": 10, "wait-seconds": 20, "begin-with": 7})
-    until(there, lambda: len(lines(out, 0)) >= 1, 120)
+    until(there, lambda: len(lines(out, 0)) >= 1, 150)
     there.kill(f"node-{killed}")  # a round of its cohort is open: one always is
     there.node(late)
-    there.finish(100)
+    there.finish(150)
 
     first, second = lines(out, 0), lines(out, 1)
     for record in first:
@@ -102,7 +102,7 @@ def test_a_superlink_is_restarted(fleet: Callable[..., Fleet], tmp_path: Path) -
     there.nodes(2, smallest=1)
     app = there.app(experiment)
     there.run(app, {"out": str(out)})
-    until(there, lambda: len(lines(out, 0)) >= 2 and len(lines(out, 1)) >= 1, 100)
+    until(there, lambda: len(lines(out, 0)) >= 2 and len(lines(out, 1)) >= 1, 150)
     there.kill("superlink", signal.SIGKILL)
     there.kill("run")
     kept = {cohort: len(lines(out, cohort)) for cohort in (0, 1)}
@@ -110,7 +110,7 @@ def test_a_superlink_is_restarted(fleet: Callable[..., Fleet], tmp_path: Path) -
 
     there.start_link()
     there.run(app, {"out": str(out)})
-    there.finish(100)
+    there.finish(150)
     assert min(kept.values()) >= 1
     for cohort in (0, 1):
         name = f"cohort-{cohort:04d}.safetensors"

@@ -14,7 +14,7 @@ from cpfl.deploy.loopback import HOST, free_port
 
 from .conftest import Fleet
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(200)]
 
 
 def knock(fleet: Fleet, name: str, *words: object) -> subprocess.Popen[bytes]:
