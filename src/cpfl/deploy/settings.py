@@ -37,7 +37,10 @@ def read(experiment: str | Path | Experiment, config: Mapping[str, Any]) -> tupl
     changes = {key: value for key, value in config.items() if key not in own}
     changes |= experiment_file.parse_assignments(run.set.split())
     given = dict.fromkeys(("model.name", "data.train", "data.public"), GIVEN)
-    return experiment_file.with_settings(chosen, changes | given), run
+    whole = experiment_file.with_settings(chosen, changes | given)
+    if whole.stopping.rule == "joint":  # its judges look at validation samples, which stay with the clients here
+        raise SettingError('stopping.rule = "joint" is for simulations; allowed here: plateau, rounds, budget')
+    return whole, run
 
 
 def _as(key: str, value: object, kind: type) -> Any:
