@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.visits import Visit
+from tests.visits import IN_A_BROWSER, Visit, browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
-    # Chromium's helpers may outlive the driver's pipes by a moment.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = IN_A_BROWSER
+__all__ = ["browser"]  # a fixture
 Start = Callable[..., Any]
 POINTS = """() => [...document.querySelectorAll('[data-figure=live-curves] .mark-line path')]
     .map(path => path.getAttribute('d').length).reduce((a, b) => a + b, 0)"""
 STOPS = "() => document.querySelectorAll('[data-figure=live-curves] .mark-symbol path').length"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 def test_a_run_from_its_beginning_to_its_end(browser: Any, board: Start, training: Start, tmp_path: Path) -> None:

@@ -6,34 +6,19 @@ import http.server
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.visits import Visit
+from tests.visits import IN_A_BROWSER, Visit, browser
 
 import cpfl
 from cpfl.report import page as pages
 from cpfl.report.content import content
 from cpfl.report.tables import find_runs
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
-    # Chromium's helpers may outlive the driver's pipes by a moment.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+pytestmark = IN_A_BROWSER
+__all__ = ["browser"]  # a fixture
 
 
 @pytest.fixture(scope="module")

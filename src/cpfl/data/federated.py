@@ -49,6 +49,14 @@ class FederatedData:
         return {"train": self.train.fingerprint(), "test": self.test.fingerprint(), "public": self.public.fingerprint()}
 
 
+def transforms(experiment: Experiment) -> tuple[Transform, Transform]:
+    """How training samples and public ones become a model's input."""
+    data, dtype = experiment.data, getattr(torch, experiment.numbers)
+    mean = data.mean if data.public_mean is None else data.public_mean
+    std = data.std if data.public_std is None else data.public_std
+    return Transform(data.mean, data.std, dtype), Transform(mean, std, dtype)
+
+
 def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> FederatedData:
     """Read, check, fit and split."""
     data = experiment.data
@@ -82,13 +90,7 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> Federat
             f"data.augment = {data.augment!r} cuts holes of {HOLE}×{HOLE} and needs images of {SMALLEST}×{SMALLEST} or "
             f"more; these are {train.shape[1]}×{train.shape[2]}"
         )
-    dtype = getattr(torch, experiment.numbers)
-    transform = Transform(data.mean, data.std, dtype)
-    public_transform = Transform(
-        data.mean if data.public_mean is None else data.public_mean,
-        data.std if data.public_std is None else data.public_std,
-        dtype,
-    )
+    transform, public_transform = transforms(experiment)
     for key, means in (("data.mean", transform.mean), ("data.public_mean", public_transform.mean)):
         if means and len(means) not in (1, train.shape[0]):
             raise DataError(f"{key} has {len(means)} channels, the samples have {train.shape[0]}")

@@ -17,10 +17,9 @@ from flwr.serverapp.strategy import Strategy
 from cpfl import method, models
 from cpfl.api import RUNS, new_name
 from cpfl.cohorts import random_plan
-from cpfl.data.federated import FederatedData
+from cpfl.data.federated import FederatedData, transforms
 from cpfl.data.samples import Samples
 from cpfl.data.split import Clients
-from cpfl.data.transform import Transform
 from cpfl.deploy import settings
 from cpfl.deploy.settings import RunSettings
 from cpfl.devices import Fleet
@@ -120,24 +119,18 @@ def server_problem(experiment: Experiment, model: OwnModel, test: Any, public: A
     shape, classes = given.test.shape, experiment.data.classes or int(given.test.y.max()) + 1
     if given.public.shape != shape:
         raise DataError(f"the public set's samples have shape {given.public.shape}, the test set's {shape}")
-    data, dtype = experiment.data, getattr(torch, experiment.numbers)
-    transform = Transform(data.mean, data.std, dtype)
-    public_transform = Transform(
-        data.mean if data.public_mean is None else data.public_mean,
-        data.std if data.public_std is None else data.public_std,
-        dtype,
-    )
+    transform, public_transform = transforms(experiment)
     nothing = Samples(given.test.x[:0], given.test.y[:0])
     nobody = Clients(np.zeros(0, np.int64), np.zeros(experiment.clients + 1, np.int64), np.zeros(0, np.bool_))
     table = np.zeros((experiment.clients, classes), np.int64)  # of single clients nothing is known here
-    augmented = data.augment != "none"
+    augmented = experiment.data.augment != "none"
     held = FederatedData(
         nothing, given.test, given.public, classes, nobody, table, transform, public_transform, augmented
     )
     build = own_factory(model)
     other = experiment.distillation.student
     build_student = models.factory(Model(name=other), shape, classes, "distillation.student") if other else build
-    start = models.fresh(build, experiment.seed, "init", dtype)
+    start = models.fresh(build, experiment.seed, "init", transform.dtype)
     models.check(start, transform(torch.as_tensor(given.test.x[:2])), classes)
     state = models.state_of(start)
     ones = np.ones(experiment.clients)  # never asked: real rounds are measured

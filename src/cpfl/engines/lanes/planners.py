@@ -97,7 +97,7 @@ class Planners:
         self._made: dict[Key, Plan] = {}
 
     def ask(self, tasks: Sequence[Task], sizes: Sequence[int]) -> None:
-        """Have these planned, the first ones first; what is too much for now is left to the one who needs it."""
+        """Have these planned, the first ones first; what they have no room for is made by whoever needs it."""
         for task in tasks:
             planner = min(self._planners, key=lambda planner: planner.load, default=None)
             if planner is None or planner.load >= UNDER_WAY:
