@@ -23,7 +23,7 @@ from cpfl.problem import prepare
 from cpfl.stacked import conv
 
 BASE = {"precision": "float64", "max_rounds": 8, "distillation.epochs": 1}
-ALLOWED = 700 * 2**20  # bytes for lanes, when memory is short
+ALLOWED = (500, 350, 250, 200, 150)  # MiB for the lanes, tried until they are too few
 CASES = {
     "n = 4, momentum": {},
     "n = 1": {"cohorts": 1},
@@ -77,12 +77,16 @@ def short_of_memory(device: torch.device) -> dict[str, Any]:
     problem = prepare(experiment, [], drawn(experiment, 50_000))
     notes: list[str] = []
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + ALLOWED) / total)
-    lanes = choice.engine("lanes", problem, device, notes.append)
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    found = {"allowed bytes": ALLOWED, "notes": notes, "lanes": lanes._large.count}  # type: ignore[attr-defined]
-    print(found, flush=True)
+    for allowed in ALLOWED:
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + allowed * 2**20) / total)
+        lanes = choice.engine("lanes", problem, device, notes.append)
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        found = {"allowed MiB": allowed, "notes": notes, "lanes": lanes._large.count}  # type: ignore[attr-defined]
+        print(found, flush=True)
+        if notes:
+            break
+        del lanes
     return found
 
 

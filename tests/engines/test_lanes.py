@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import cpfl
 from cpfl import experiment_file
 from cpfl.data.federated import Given
 from cpfl.engines import choice
-from cpfl.engines.lanes import LaneEngine, shift
+from cpfl.engines.lanes import LaneEngine, judging, shift
+from cpfl.engines.lanes.engine import alone, steps_of_all
 from cpfl.engines.lanes.stack import Layout
 from cpfl.federation.session import Closed, Session
 from cpfl.method import plan
@@ -51,6 +54,35 @@ def test_equal_to_the_reference(case: str, tmp_path: Path) -> None:
     ]
     assert runs[1].summary["engine"] == "lanes"
     assert_equal(*runs)
+
+
+@pytest.mark.parametrize("cohorts", [40, 13])
+def test_rounds_that_are_judged_together(cohorts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: several models in one look, read some steps later, and the next round of each begun before."""
+    monkeypatch.setitem(judging.MODELS, "cpu", 4)
+    monkeypatch.setitem(shift.AHEAD, "cpu", 6)
+    settings = BASE | CASES["cohorts that stop"] | {"cohorts": cohorts}
+    runs = [
+        cpfl.run("digits", out=tmp_path / engine, engine=engine, device="cpu", settings=settings)
+        for engine in ("reference", "lanes")
+    ]
+    assert len({len(list(rounds)) for _, rounds in groupby(runs[0].rounds, key=itemgetter("cohort"))}) > 1
+    assert_equal(*runs)
+
+
+def test_as_many_lanes_as_do_the_work_soonest() -> None:
+    assert alone([12] * 200, 100) == 24
+    assert alone([58, 3, 3, 2], 2) == 58
+    assert steps_of_all([[12] * 200], 64) == 48, "a cohort by itself: four waves, the last of eight"
+    assert steps_of_all([[12]] * 200, 64) == 38, "200 cohorts: one after the other, no waves"
+
+    def lanes(**settings: Any) -> int:
+        experiment = experiment_file.with_settings(experiment_file.load("digits"), settings)
+        return LaneEngine.default_lanes(prepare(experiment, [], Given()), torch.device("cuda"))
+
+    equal: dict[str, Any] = {"clients": 100, "data.split": "iid"}
+    assert lanes(**equal, cohorts=1) == 100
+    assert lanes(clients=3, cohorts=3) == 3
 
 
 def augmented_run(engine: str, validation: bool, place: Path) -> cpfl.Run:

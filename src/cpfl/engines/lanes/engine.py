@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from cpfl import models
@@ -21,6 +23,8 @@ from cpfl.problem import Problem
 
 MOST = {"cuda": 128, "cpu": 16}
 PLANNERS = {"cuda": 2}  # processes; on a CPU they would take cores from the training
+FEWEST = 4
+OVERHEAD = 12  # lanes whose work takes as long as what a step costs besides: measured on an H200
 FEW = 16  # lanes of the small step that takes over when fewer clients are left
 
 
@@ -56,16 +60,16 @@ class LaneEngine:
 
     @staticmethod
     def default_lanes(problem: Problem, device: torch.device) -> int:
-        """As many as can be kept busy to the end: the cohort of the longest client needs so many steps for a round,
-        and all other work must fit beside it."""
+        """As many as do a round of all cohorts soonest."""
         settings = problem.experiment.federation
-        total, longest = 0.0, 1.0
+        rounds = []
         for clients in problem.plan:
-            steps = local.all_steps(settings, problem.data.clients.training_sizes[clients])
-            total += float(steps.mean()) * selection.size(settings, len(clients))
-            longest = max(longest, float(steps.max()))
-        wanted = 8 * max(1, round(total / longest / 8))
-        return min(wanted, MOST.get(device.type, MOST["cpu"]), problem.experiment.clients)
+            steps = np.sort(local.all_steps(settings, problem.data.clients.training_sizes[clients]))[::-1]
+            taking_part = np.linspace(0, len(steps) - 1, selection.size(settings, len(steps))).astype(np.int64)
+            rounds.append(steps[taking_part].tolist())
+        most = min(MOST.get(device.type, MOST["cpu"]), problem.experiment.clients)
+        counts = range(FEWEST, most + 1, FEWEST) if most >= FEWEST else [most]
+        return min(counts, key=lambda count: (OVERHEAD + count) * steps_of_all(rounds, count))
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
@@ -77,3 +81,19 @@ class LaneEngine:
     def _shift(self, going: Sequence[Session], on_round: OnRound) -> Shift:
         small = lambda: self._small  # noqa: E731  (made when it is needed)
         return Shift(self._bench, self._large, self._few, small, self._judging, self._planners, going, on_round)
+
+
+def steps_of_all(rounds: Sequence[Sequence[int]], lanes: int) -> int:
+    """Steps until every cohort has done a round, at the least: all lanes full, or the cohort that takes longest by
+    itself. A round is its clients' steps, the most first."""
+    return max(-(-sum(map(sum, rounds)) // lanes), *(alone(steps, lanes) for steps in rounds))
+
+
+def alone(steps: Sequence[int], lanes: int) -> int:
+    """Steps of one cohort's round in lanes of its own: whichever is free takes the client with the most."""
+    if len(steps) <= lanes:
+        return steps[0]
+    free = [0] * lanes
+    for count in steps:
+        heapq.heapreplace(free, free[0] + count)
+    return max(free)

@@ -19,7 +19,8 @@ from cpfl.engines.lanes.step import Bench, captured
 from cpfl.engines.lanes.transfer import Inbox, download, upload
 from cpfl.federation import local, selection
 
-MODELS, BATCH, LARGEST = 16, 64, 1024
+MODELS = {"cuda": 16}  # small cohorts that share a look; elsewhere nothing is won by it
+BATCH, LARGEST = 64, 1024
 
 
 @dataclass
@@ -66,8 +67,8 @@ class Judging:
         self._bench, self._device = bench, device
         sizes, settings = problem.data.clients.validation_sizes, problem.experiment.federation
         most = max(int(sizes[c].mean() * selection.size(settings, len(c))) for c in map(np.asarray, problem.plan))
-        if device.type == "cuda" and most < 2 * BATCH:  # small cohorts share a look, large ones fill their own
-            self.models, batch = MODELS, BATCH
+        if device.type in MODELS and most < 2 * BATCH:  # large cohorts fill a look of their own
+            self.models, batch = MODELS[device.type], BATCH
         else:
             self.models, batch = 1, min(LARGEST, BATCH * max(1, -(-most // BATCH)))
         self._batch = batch

@@ -93,21 +93,22 @@ class Planners:
         words = {"federation": experiment.federation.model_dump(), "seed": experiment.seed, "shape": shape}
         header = json.dumps(words).encode() + b"\n"
         self._planners = [Planner(header) for _ in range(count)]
+        self._wanted: dict[Key, int] = {}  # samples of those that nobody was asked for yet, in order
         self._with: dict[Key, Planner] = {}  # who was asked for what is not taken yet
         self._made: dict[Key, Plan] = {}
 
     def ask(self, tasks: Sequence[Task], sizes: Sequence[int]) -> None:
-        """Have these planned, the first ones first; what they have no room for is made by whoever needs it."""
+        """Have these planned, after what is asked for already; planners that are busy are asked later."""
         for task in tasks:
-            planner = min(self._planners, key=lambda planner: planner.load, default=None)
-            if planner is None or planner.load >= UNDER_WAY:
-                return
-            planner.ask(task.client, sizes[task.client], task.round)
-            self._with[task.client, task.round] = planner
+            key = task.client, task.round
+            if key not in self._with:
+                self._wanted.setdefault(key, sizes[task.client])
+        self._pass_on()
 
     def take(self, task: Task) -> Plan | None:
-        """A task's plan; None: nobody was asked for it, or could make it."""
+        """A task's plan; None: nobody has come to it, or could make it."""
         key = task.client, task.round
+        self._wanted.pop(key, None)
         planner = self._with.get(key)
         while planner is not None and key not in self._made:
             other, plan = planner.next()
@@ -116,12 +117,22 @@ class Planners:
             if other in self._with:  # else it was forgotten
                 self._made[other] = plan
         self._with.pop(key, None)
+        self._pass_on()
         return self._made.pop(key, None)
 
     def forget(self, task: Task) -> None:
         """It will not be needed."""
-        self._with.pop((task.client, task.round), None)
-        self._made.pop((task.client, task.round), None)
+        for known in (self._wanted, self._with, self._made):
+            known.pop((task.client, task.round), None)
+
+    def _pass_on(self) -> None:
+        while self._wanted:
+            planner = min(self._planners, key=lambda planner: planner.load, default=None)
+            if planner is None or planner.load >= UNDER_WAY:
+                return
+            key = next(iter(self._wanted))
+            planner.ask(key[0], self._wanted.pop(key), key[1])
+            self._with[key] = planner
 
     def end(self) -> None:
         """Let the processes go."""

@@ -34,9 +34,11 @@ Waiting = tuple[int, int, int, int, Task]  # what comes first; of equals, what w
 class Round:
     """A round of one cohort that is under way, or done and not judged yet."""
 
-    def __init__(self, session: Session, number: int, participants: list[int]) -> None:
-        self.session, self.number, self.participants = session, number, participants
-        self.missing = len(participants)
+    def __init__(self, session: Session, number: int, tasks: list[Task], following: list[Task]) -> None:
+        self.session, self.number = session, number
+        self.participants = [task.client for task in tasks]
+        self.following = following  # the next round's, planned ahead
+        self.missing = len(tasks)
         self.weight = 0.0
 
 
@@ -63,6 +65,7 @@ class Shift:
         self._place = {session.cohort: place for place, session in enumerate(sessions)}
         self._rounds: dict[int, Round] = {}  # the one in training, by cohort
         self._waiting: list[Waiting] = []  # a heap
+        self._complete: list[Round] = []  # all clients have ended; to be judged
         self._queued = 0
         self._judged: deque[tuple[int, list[Round], Ticket]] = deque()
         self._ahead = AHEAD.get(self._device.type, 0)
@@ -78,15 +81,16 @@ class Shift:
         """Fill, step, harvest, judge, until nothing is left."""
         for session in self._sessions:
             self._open(session, session.round + 1)
-        step = 0
+        step, together = 0, self._judging.models
         while self._rounds or self._judged:
             self._fill()
             if self._left.any():
                 self._step()
                 step += 1
-                complete = self._harvest()
-                for at in range(0, len(complete), self._judging.models):
-                    self._judge(step, complete[at : at + self._judging.models])
+                self._complete += self._harvest()
+                # Judging several models costs no more than one: they wait for company while lanes have other work.
+                while len(self._complete) >= together or (self._complete and len(self._waiting) < self._lanes.count):
+                    self._judge(step, self._complete[:together])
             while self._judged and (
                 self._judged[0][0] + self._ahead <= step or not (self._left.any() or self._waiting)
             ):
@@ -95,17 +99,20 @@ class Shift:
 
     def _open(self, session: Session, number: int) -> None:
         """Queue a round's clients: early rounds come first, and of those the ones that last longest."""
-        participants = session.participants(number)
-        if not participants:
+        tasks, following = self._work_of(session, number), self._work_of(session, number + 1)
+        if not tasks:
             return
-        self._rounds[session.cohort] = Round(session, number, participants)
-        steps = [local.steps(self._settings, self._sizes[client]) for client in participants]
-        tasks = [Task(session.cohort, client, number, count) for client, count in zip(participants, steps, strict=True)]
-        tasks.sort(key=lambda task: -task.steps)
-        self._planners.ask(tasks, self._sizes)
-        for task in tasks:
+        self._rounds[session.cohort] = Round(session, number, tasks, following)
+        first = sorted(tasks, key=lambda task: -task.steps)
+        self._planners.ask(first, self._sizes)
+        self._planners.ask(following, self._sizes)
+        for task in first:
             self._queued += 1
-            heapq.heappush(self._waiting, (number, -tasks[0].steps, -task.steps, self._queued, task))
+            heapq.heappush(self._waiting, (number, -first[0].steps, -task.steps, self._queued, task))
+
+    def _work_of(self, session: Session, number: int) -> list[Task]:
+        sizes = ((client, self._sizes[client]) for client in session.participants(number))
+        return [Task(session.cohort, client, number, local.steps(self._settings, size)) for client, size in sizes]
 
     def _put_to(self, lanes: Lanes) -> None:
         """Work with these lanes from now on; all are idle."""
@@ -206,6 +213,7 @@ class Shift:
         """Have the new models made and judged, and begin the next rounds in the meantime."""
         asked = [(self._place[r.session.cohort], r.weight, r.participants, r.number) for r in complete]
         self._judged.append((step, complete, self._judging.start(asked)))
+        del self._complete[: len(complete)]
         for round in complete:
             del self._rounds[round.session.cohort]
             self._open(round.session, round.number + 1)
@@ -245,10 +253,12 @@ class Shift:
 
     def _drop(self, cohort: int) -> None:
         """Forget what a cohort that has stopped had begun."""
-        if self._rounds.pop(cohort, None) is not None:
-            dropped = [waiting for waiting in self._waiting if waiting[-1].cohort == cohort]
-            for waiting in dropped:
-                self._planners.forget(waiting[-1])
+        round = self._rounds.pop(cohort, None)
+        if round is not None:
+            self._complete = [other for other in self._complete if other is not round]
+            dropped = [waiting[-1] for waiting in self._waiting if waiting[-1].cohort == cohort]
+            for begun in (*dropped, *round.following):
+                self._planners.forget(begun)
             self._waiting = [waiting for waiting in self._waiting if waiting[-1].cohort != cohort]
             heapq.heapify(self._waiting)
             for lane, task in enumerate(self._tasks):

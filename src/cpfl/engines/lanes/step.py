@@ -23,6 +23,11 @@ from cpfl.stacked import layers
 
 WARM_UPS = 3
 AT_ONCE = 16  # clients that one letter takes in or out
+ALIKE = 32  # clients of one cohort that one letter takes out
+MANY = 4  # from so many on they go out together
+
+Ended = tuple[int, int, int, float]
+"""A client that has ended its local work: its lane, its cohort's place, the client, its weight."""
 
 
 class Bench:
@@ -77,15 +82,25 @@ class Lanes:
             device, lanes=((AT_ONCE,), np.int64), places=((AT_ONCE,), np.int64),
             clients=((AT_ONCE,), np.int64), weights=((AT_ONCE,), weights),
         )  # fmt: skip
+        alike = min(ALIKE, count)
+        self._together = Inbox(
+            device, lanes=((alike,), np.int64), places=((1,), np.int64),
+            clients=((alike,), np.int64), weights=((alike,), weights),
+        )  # fmt: skip
         self._leaf = self.params_LP.detach().requires_grad_()
         self._forward: Callable[[], Tensor] = torch.compile(self._losses, dynamic=False) if compiled else self._losses
         self.batches.there["rows"].fill_(EMPTY)
-        for inbox in (self._incoming, self._outgoing):  # trying these out must not touch rounds that are under way
+        for inbox in (
+            self._incoming,
+            self._outgoing,
+            self._together,
+        ):  # trying these out must not touch rounds that are under way
             self._empty(inbox)
             inbox.send()
         self.step: Callable[[], None] = captured(self._step, device)
         self._take_in: Callable[[], None] = captured(self._fill, device)
         self._add_up: Callable[[], None] = captured(self._harvest, device)
+        self._add_alike: Callable[[], None] = captured(self._harvest_alike, device)
         for state in (self.params_LP, self.momenta_LP, self.losses_L):
             state.zero_()
 
@@ -99,15 +114,28 @@ class Lanes:
             self._incoming.send()
             self._take_in()
 
-    def harvest(self, ended: Sequence[tuple[int, int, int, float]]) -> None:
-        """Clients that have ended, as (lane, place, client, weight), join the sums of their cohorts in this order."""
-        for turn in turns(ended):
-            self._empty(self._outgoing)
-            letter = self._outgoing.here
-            for name, column in zip(("lanes", "places", "clients", "weights"), zip(*turn, strict=True), strict=True):
-                letter[name][: len(turn)] = column
-            self._outgoing.send()
+    def harvest(self, ended: Sequence[Ended]) -> None:
+        """Clients that have ended join the sums of their cohorts, always in the same order."""
+        cohorts: dict[int, list[Ended]] = {}
+        for client in ended:
+            cohorts.setdefault(client[1], []).append(client)
+        large = [clients for clients in cohorts.values() if len(clients) >= MANY]
+        size = len(self._together.here["lanes"])
+        for clients in large:
+            for at in range(0, len(clients), size):
+                self._send(self._together, clients[at : at + size])
+                self._add_alike()
+        for turn in turns([client for client in ended if len(cohorts[client[1]]) < MANY]):
+            self._send(self._outgoing, turn)
             self._add_up()
+
+    def _send(self, inbox: Inbox, ended: Sequence[Ended]) -> None:
+        self._empty(inbox)
+        letter = inbox.here
+        for name, column in zip(("lanes", "places", "clients", "weights"), zip(*ended, strict=True), strict=True):
+            room = len(letter[name])
+            letter[name][: len(ended)] = column[:room]
+        inbox.send()
 
     def _empty(self, inbox: Inbox) -> None:
         """A letter of nobody: to the places that stay empty."""
@@ -128,6 +156,12 @@ class Lanes:
         sums.index_copy_(0, there["places"], sums.index_select(0, there["places"]).add_(models_FP))
         self._bench.losses_M.index_copy_(0, there["clients"], self.losses_L.index_select(0, there["lanes"]))
 
+    def _harvest_alike(self) -> None:
+        there, sums = self._together.there, self._bench.sums_NP
+        models_FP = self.params_LP.index_select(0, there["lanes"]).mul_(there["weights"][:, None])
+        sums.index_copy_(0, there["places"], sums.index_select(0, there["places"]).add_(models_FP.sum(0, keepdim=True)))
+        self._bench.losses_M.index_copy_(0, there["clients"], self.losses_L.index_select(0, there["lanes"]))
+
     def _losses(self) -> Tensor:
         bench, rows_LB = self._bench, self.batches.there["rows"]
         x = bench.inputs(rows_LB, self.batches.there.get("plan"))
@@ -146,9 +180,9 @@ class Lanes:
         self.losses_L[: self.count].add_(losses_L.detach())
 
 
-def turns(ended: Sequence[tuple[int, int, int, float]]) -> list[list[tuple[int, int, int, float]]]:
+def turns(ended: Sequence[Ended]) -> list[list[Ended]]:
     """Split so that a turn holds every cohort at most once: sums are then added up in one order, always."""
-    split: list[list[tuple[int, int, int, float]]] = []
+    split: list[list[Ended]] = []
     seen: dict[int, int] = {}
     for client in ended:
         turn = seen.get(client[1], 0)
