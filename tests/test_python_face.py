@@ -303,12 +303,12 @@ def test_images_with_views(tmp_path: Path) -> None:
     settings = {**SMALL, "data.augment": "crop-flip-cutout"}
     given: dict[str, Any] = {"train": (x, y), "public": public}
     run = cpfl.run("digits", **given, settings=settings, out=tmp_path / "run")
-    names = {"paper": {}, "consistent": {"views": 2}}
+    names: dict[str, dict[str, Any]] = {"paper": {}, "cpfl": {"views": 2, "epochs": SMALL["distillation.epochs"]}}
     for recipe, more in names.items():
         cpfl.distill(run.path, **given, recipe=recipe, name=recipe, **more)
     epochs = {name: (run.path / "distillations" / name / "epochs.jsonl").read_text() for name in names}
     assert epochs["paper"] == (run.path / "epochs.jsonl").read_text()
-    assert epochs["paper"] != epochs["consistent"]
+    assert epochs["paper"] != epochs["cpfl"]
 
 
 def test_sets_of_another_kind_of_number(tmp_path: Path) -> None:

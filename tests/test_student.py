@@ -12,11 +12,13 @@ import torch
 import cpfl
 from cpfl import experiment_file
 from cpfl.data.federated import Given, as_samples
+from cpfl.data.transform import draw_mix, paste
 from cpfl.distillation.distil import mean_of
 from cpfl.distillation.student import RISE, one_cycle
-from cpfl.distillation.targets import Numbers
+from cpfl.distillation.targets import Numbers, fitting_heat, sharpened
 from cpfl.distillation.views import Views
 from cpfl.errors import SettingError
+from cpfl.experiment import Distillation
 from cpfl.models import fresh, state_of
 from cpfl.problem import Problem, prepare
 from cpfl.runs.folder import RunFolder, load_state
@@ -41,7 +43,7 @@ def views(problem: Problem) -> Views:
 
 
 def test_mirror_shows_an_image_as_it_is_and_then_mirrored() -> None:
-    problem = pictures(recipe="consistent", views=2, augment="mirror")
+    problem = pictures(recipe="paper", same_views=True, views=2, augment="mirror")
     shown, rows = views(problem), torch.arange(10)
     plain = problem.data.public_transform(torch.as_tensor(problem.data.public.x[:10]))
     for epoch, right in enumerate((plain, plain.flip(3), plain)):
@@ -65,7 +67,7 @@ def test_crop_flip_cuts_no_holes_and_training_does() -> None:
 
 
 def test_targets_belong_to_what_is_shown() -> None:
-    problem = pictures(recipe="consistent", views=3, augment="crop-flip")
+    problem = pictures(recipe="paper", same_views=True, views=3, augment="crop-flip")
     shown, rows = views(problem), torch.arange(60)
     states = [state_of(fresh(problem.build, seed, "init", torch.float32)) for seed in (1, 2)]
     module = fresh(problem.build, 0, "init", torch.float32).eval()
@@ -77,6 +79,61 @@ def test_targets_belong_to_what_is_shown() -> None:
             module.load_state_dict(state)
             total += module(inputs).detach() / 2
         torch.testing.assert_close(targets, total, rtol=1e-5, atol=1e-5)
+
+
+def test_cut_mix_takes_squares_from_other_images_in_every_second_view() -> None:
+    problem = pictures(recipe="cpfl", views=2)
+    shown, rows = views(problem), torch.arange(60)
+    images = []
+    for epoch in range(2):
+        shown.begin(epoch)
+        images.append(shown.batch(rows)[0].clone())
+    plain = views(pictures(recipe="cpfl", views=2, augment="crop-flip"))
+    for epoch, least, most in ((0, 0.0, 0.0), (1, 0.2, 0.6)):  # squares of any size: half of the image, less the border
+        plain.begin(epoch)
+        foreign = images[epoch].ne(plain.batch(rows)[0]).any(dim=1).float().mean().item()
+        assert least <= foreign <= most
+
+
+def test_pasted_squares() -> None:
+    one, other = torch.zeros(3, 1, 6, 6), torch.ones(3, 1, 6, 6)
+    mixed = paste(one, other, torch.tensor([[0, 3, 2, 0], [0, 3, 2, 1], [0, 0, 5, 3]]))
+    assert mixed[0].sum() == 0
+    assert mixed[1].nonzero().tolist() == [[0, 3, 2]]
+    assert mixed[2, 0, :3, 3:].eq(1).all(), "the corner, as far as the image goes"
+    assert mixed[2].sum() == 9
+    drawn = draw_mix(np.random.default_rng(0), 5000, (3, 32, 32))
+    assert sorted(drawn[:, 0]) == list(range(5000))
+    assert (2 * drawn[:, 3] / 32).__pow__(2).mean() == pytest.approx(0.5, abs=0.02), "any share is as likely"
+
+
+def test_sharpening_goes_as_far_as_asked_and_never_flattens() -> None:
+    chances = torch.softmax(torch.randn(500, 10, generator=torch.Generator().manual_seed(0)) / 5, dim=1)
+    heat = fitting_heat(chances, 0.5)
+    sharp = sharpened(chances, heat)
+    entropy = -(sharp * sharp.log()).sum(1).mean().item()
+    assert entropy == pytest.approx(0.5 * np.log(10), abs=0.01)
+    assert sharp.argmax(1).equal(chances.argmax(1))
+    assert fitting_heat(torch.eye(10), 0.5) == 1.0
+    assert sharpened(torch.eye(10), 0.1).isfinite().all()
+
+
+def test_a_recipe_is_what_is_not_given() -> None:
+    paper = experiment_file.load("cifar10").distillation
+    assert (paper.loss, paper.epochs, paper.same_views, paper.sharpen, paper.start) == ("l1", 50, False, 0.0, "fresh")
+    ours = experiment_file.load("cifar10", ["distillation.recipe=cpfl", "distillation.epochs=7"]).distillation
+    assert ours == Distillation(epochs=7)
+    back = experiment_file.load("cifar10-cpfl", ["distillation.recipe=paper", "distillation.lr=0.01"]).distillation
+    assert back == Distillation(recipe="paper", lr=0.01)
+    assert experiment_file.parse(experiment_file.to_toml(experiment_file.load("digits")), "").distillation.loss == "l1"
+
+
+def test_a_student_of_another_form_begins_anew(tmp_path: Path) -> None:
+    brief = {"max_rounds": 2, "distillation.recipe": "cpfl", "distillation.epochs": 1, "distillation.lr": 1e-12}
+    run = cpfl.run("digits", out=tmp_path / "run", settings=brief)
+    mean = mean_of(load_state(RunFolder.open(run.path).teacher(cohort)) for cohort in range(4))
+    torch.testing.assert_close(run.model, mean, rtol=0, atol=1e-6)
+    assert cpfl.distill(run.path, student="femnist-cnn", name="cnn")["distillation"]["start"] == "auto"
 
 
 def test_the_cycle_rises_in_a_line_and_falls_along_a_cosine() -> None:

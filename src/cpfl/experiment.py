@@ -137,27 +137,44 @@ class Devices(Section):
     network_kbps: Positive = 6000.0  # trace = "fixed": kbit/s
 
 
+RECIPES: dict[Any, dict[str, Any]] = {
+    "paper": {
+        "views": 1, "same_views": False, "augment": "training", "join": "logits", "weights": "labels", "sharpen": 0.0,
+        "loss": "l1", "temperature": 1.0, "epochs": 50, "batch_size": 512, "lr": 0.001, "schedule": "constant",
+        "start": "fresh",
+    },
+}  # fmt: skip
+"""What a recipe sets; the one that is not here, cpfl, is the default of every setting."""
+
+
 class Distillation(Section):
     """How cohort models become one."""
 
-    recipe: Literal["paper", "consistent"] = "paper"  # targets once per image | student sees the teachers' views
-    views: Count = 1  # consistent: different views of each image, taken in turn epoch by epoch
-    augment: Literal["training", "crop-flip", "mirror", "none"] = (
-        "training"  # of views; mirror: as it is, then mirrored
+    recipe: Literal["cpfl", "paper"] = "cpfl"  # what the settings down to start are where they are not given
+    views: Count = 4  # different views of each image, taken in turn epoch by epoch
+    same_views: bool = True  # the student sees what the teachers saw; false: targets once, a new view every epoch
+    augment: Literal["auto", "cut-mix", "crop-flip", "mirror", "training", "none"] = (
+        "auto"  # of views; auto: cut-mix if training images are augmented, else none; mirror: as it is, then mirrored
     )
-    join: Literal["logits", "probabilities"] = "logits"
+    join: Literal["probabilities", "logits"] = "probabilities"
     weights: Literal["labels", "uniform"] = "labels"  # per class, a cohort's share of its labels | 1/n
-    loss: Literal["l1", "mse", "kl"] = "l1"
+    sharpen: Share = 0.5  # probabilities: until their mean entropy is so much of the largest there is; 0: as they are
+    loss: Literal["kl", "mse", "l1"] = "kl"
     temperature: Positive = 1.0  # of probabilities and of kl
-    epochs: Count = 50
-    batch_size: Count = 512
-    lr: Positive = 0.001  # Adam
-    schedule: Literal["constant", "one-cycle"] = "constant"  # of lr; one-cycle: up for a fifth of the steps, then down
+    epochs: Count = 100
+    batch_size: Count = 256
+    lr: Positive = 0.004  # Adam; the highest one
+    schedule: Literal["one-cycle", "constant"] = "one-cycle"  # of lr; one-cycle: up for a fifth of the steps, then down
+    start: Literal["auto", "mean", "fresh"] = "auto"  # the student's first weights; auto: the teachers' mean if it fits
     student: str = ""  # another model than the cohorts'; empty: the same
-    start: Literal["fresh", "mean"] = "fresh"  # the student's first weights: new ones, or the mean of the teachers'
     at: str = ""  # "10h": distil the models every cohort had at that virtual time
     quorum: Fraction = 1.0  # distil when this share of the cohorts has stopped
     unfinished: Literal["latest", "drop"] = "latest"  # what cohorts that had not stopped contribute then
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_the_recipe(cls, tree: Any) -> Any:
+        return {**RECIPES.get(tree.get("recipe"), {}), **tree} if isinstance(tree, dict) else tree
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cpfl.errors import SettingError
-from cpfl.experiment import Experiment
+from cpfl.experiment import RECIPES, Experiment
 from cpfl.setting_sentences import unknown
 
 
@@ -67,6 +67,10 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
 def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
     """A copy with dotted keys replaced, checked as a whole."""
     tree = experiment.model_dump(mode="json")
+    own = tree["distillation"]["recipe"]
+    if settings.get("distillation.recipe", own) != own:  # another recipe, as a whole
+        for key in RECIPES["paper"]:
+            del tree["distillation"][key]
     for key, value in settings.items():
         *path, last = key.split(".")
         node: Any = tree

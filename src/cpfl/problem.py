@@ -78,10 +78,12 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
 def check_views(data: FederatedData, settings: Distillation) -> None:
     """Only images can be cropped and mirrored."""
     public = data.public
-    if settings.augment in ("crop-flip", "mirror") and (len(public.shape) != 3 or public.x.dtype != np.uint8):
+    if settings.augment in ("cut-mix", "crop-flip", "mirror") and (
+        len(public.shape) != 3 or public.x.dtype != np.uint8
+    ):
         raise SettingError(
             f"distillation.augment = {settings.augment!r} is for images (uint8, channels first), not for samples of "
-            f"shape {public.shape}; allowed here: training, none"
+            f"shape {public.shape}; allowed here: auto, training, none"
         )
 
 

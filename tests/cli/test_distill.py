@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from safetensors.torch import load_file
@@ -107,8 +107,8 @@ def test_quorum(cpfl_command: Command, run: Path) -> None:
 
 
 def test_weights_join_and_recipe_change_the_ensemble(cpfl_command: Command, run: Path) -> None:
-    def ask(*words: str) -> dict[str, float]:
-        answer: dict[str, float] = cpfl_command("distill", "run", *words, *BRIEF, "--json").good().json
+    def ask(*words: str) -> dict[str, Any]:
+        answer: dict[str, Any] = cpfl_command("distill", "run", *words, *BRIEF, "--json").good().json
         return answer
 
     plain = ask()
@@ -117,8 +117,11 @@ def test_weights_join_and_recipe_change_the_ensemble(cpfl_command: Command, run:
     outcomes = [plain, uniform, chances, both]
     assert len({outcome["ensemble_accuracy"] for outcome in outcomes}) > 2
     assert len({tuple(row["accuracy"] for row in outcome["by_cohort"]) for outcome in outcomes}) == 1
-    consistent = ask("--recipe", "consistent")
-    assert consistent["student_accuracy"] == plain["student_accuracy"]  # digits are not augmented: one view
+    same = ask("--set", "distillation.same_views=true", "--set", "distillation.views=3")
+    assert same["student_accuracy"] == plain["student_accuracy"]  # digits are not augmented: one view
+    other = ask("--recipe", "cpfl")
+    assert other["distillation"]["loss"] == "kl"
+    assert other["student_accuracy"] != plain["student_accuracy"]
 
 
 def test_another_student(cpfl_command: Command, run: Path, tmp_path: Path) -> None:

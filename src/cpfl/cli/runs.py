@@ -109,7 +109,7 @@ def distill(
     unfinished: Annotated[str, typer.Option(help="Cohorts that had not stopped: latest or drop.")] = "",
     weights: Annotated[str, typer.Option(help="labels or uniform.")] = "",
     join: Annotated[str, typer.Option(help="logits or probabilities.")] = "",
-    recipe: Annotated[str, typer.Option(help="paper or consistent.")] = "",
+    recipe: Annotated[str, typer.Option(help="cpfl or paper.")] = "",
     student: Annotated[str, typer.Option(help="Another model for the student.")] = "",
     settings: Settings = None,
     name: Annotated[str, typer.Option(help="What to call it; else after its settings.")] = "",

@@ -68,6 +68,31 @@ def crop_and_flip(x_TCHW: Tensor, plan_T5: Tensor) -> Tensor:
     return padded[sample, :, rows[:, :, None], cols[:, None, :]].movedim(-1, 1)
 
 
+Mix = NDArray[np.int64]
+
+
+def draw_mix(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> Mix:
+    """Another image and a square, for each of `count` images: partner, centre and half a side, (T, 4).
+
+    Squares of any share of the image are as likely (CutMix, Yun et al. 2019).
+    """
+    _, height, width = shape
+    half = np.sqrt(rng.random(count)) * min(height, width) / 2
+    places = [rng.integers(0, side, count) for side in (height, width)]
+    return np.stack([rng.permutation(count), *places, half.round().astype(np.int64)], axis=1)
+
+
+def paste(x_TCHW: Tensor, other_TCHW: Tensor, mix_T4: Tensor) -> Tensor:
+    """Each image with the square of its mix taken from the other; half a side of 0: nothing."""
+    height, width = x_TCHW.shape[-2:]
+    inside = [
+        (torch.arange(side, device=x_TCHW.device) - mix_T4[:, column, None]).abs() < mix_T4[:, 3, None]
+        for side, column in ((height, 1), (width, 2))
+    ]
+    square = inside[0][:, :, None] & inside[1][:, None, :]
+    return torch.where(square[:, None], other_TCHW, x_TCHW)
+
+
 def cut_out(x_TCHW: Tensor, plan_T5: Tensor) -> Tensor:
     """Blank a square around each image's cutout centre with the mean (0 after normalising)."""
     height, width = x_TCHW.shape[-2:]

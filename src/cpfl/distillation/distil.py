@@ -72,7 +72,7 @@ def distil(
         student = teacher  # as it was loaded last
     else:
         student = models.fresh(problem.build_student, seed, "student", dtype)
-        if settings.start == "mean":
+        if settings.start == "mean" or (settings.start == "auto" and same_form(student, teacher)):
             student.load_state_dict(mean_of(teachers()))
         student = placed(student, numbers)
         views = Views(problem, teacher, teachers, weights_NC, settings, numbers)
@@ -109,6 +109,12 @@ def mean_of(states: Iterable[State]) -> State:
             elif value.is_floating_point():
                 total[name] += (value - total[name]) / count
     return total
+
+
+def same_form(student: nn.Module, teacher: nn.Module) -> bool:
+    """Whether one could have the other's weights."""
+    shapes = [{name: value.shape for name, value in module.state_dict().items()} for module in (student, teacher)]
+    return shapes[0] == shapes[1]
 
 
 def per_cent(scores_TC: Tensor, y_T: Tensor) -> float:

@@ -5,6 +5,7 @@ Axes: N cohorts, T samples, C classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from cpfl.models import State
 from cpfl.stacked import layers
 
 CHUNK = {"cuda": 4096}  # samples in one forward pass; elsewhere 1024
+BISECTIONS = 12  # to a thousandth
 KEPT = 2**30  # bytes of inputs that are kept for the next teacher instead of being made again
 
 Teachers = Callable[[], Iterable[State]]
@@ -83,6 +85,32 @@ def logits_of(module: nn.Module, inputs: Chunks) -> Tensor:
 def contribution(logits_TC: Tensor, settings: Distillation) -> Tensor:
     """What of a teacher is joined: its logits, or its probabilities."""
     return logits_TC if settings.join == "logits" else torch.softmax(logits_TC / settings.temperature, dim=1)
+
+
+def sharpened(chances_TC: Tensor, heat: float) -> Tensor:
+    """The same order of classes, surer of the first with a heat below 1."""
+    return torch.softmax(chances_TC.clamp_min(torch.finfo(chances_TC.dtype).tiny).log() / heat, dim=1)
+
+
+def fitting_heat(chances_TC: Tensor, share: float) -> float:
+    """The heat at which the mean entropy is this share of what all classes alike would have; 1, if it is below that.
+
+    Teachers that differ leave a joined prediction flat, the flatter the more of them there are. Its order of classes is
+    good and its sureness is not; a student learns little from targets that hardly differ.
+    """
+    aim = share * math.log(chances_TC.shape[1])
+
+    def entropy(heat: float) -> float:
+        sharp = sharpened(chances_TC, heat)
+        return -torch.xlogy(sharp, sharp).sum(dim=1).mean().item()
+
+    if entropy(1.0) <= aim:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if entropy(middle) > aim else (middle, high)
+    return high
 
 
 def joined(

@@ -48,12 +48,13 @@ _REMARKS: dict[str, list[str]] = {
     "cifar10": ["75 % of the cohorts end within 5 h at n = 200", "the paper advises n between 4 and 16"],
     "femnist": ["the paper advises n between 4 and 16"],
 }
+_OTHERS = {"cifar10-cpfl": "cifar10"}  # the same experiment, done in another way
 _SAME = ("clients", "model.name", "data.train", "data.split")  # what must be the preset's for a comparison to be fair
 
 
 def published(experiment: Experiment) -> dict[str, Any] | None:
     """The paper's figures for this experiment; None where it printed none."""
-    name = experiment.name
+    name = _OTHERS.get(experiment.name, experiment.name)
     if name not in _DISTILLATION or not _like_preset(experiment):
         return None
     key = (name, experiment.data.alpha if experiment.data.split == "dirichlet" else None)
