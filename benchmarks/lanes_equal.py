@@ -8,6 +8,7 @@ python benchmarks/lanes_equal.py --out results/lanes-equal.json
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import tempfile
 from pathlib import Path
@@ -87,6 +88,7 @@ def short_of_memory(device: torch.device) -> dict[str, Any]:
         if notes:
             break
         del lanes
+        gc.collect()
     return found
 
 

@@ -156,7 +156,7 @@ class Distillation(Section):
     augment: Literal["auto", "cut-mix", "crop-flip", "mirror", "training", "none"] = (
         "auto"  # of views; auto: cut-mix if training images are augmented, else none; mirror: as it is, then mirrored
     )
-    join: Literal["probabilities", "logits"] = "probabilities"
+    join: Literal["probabilities", "logits", "log-probabilities"] = "probabilities"
     weights: Literal["labels", "uniform"] = "labels"  # per class, a cohort's share of its labels | 1/n
     sharpen: Share = 0.5  # probabilities: until their mean entropy is so much of the largest there is; 0: as they are
     loss: Literal["kl", "mse", "l1"] = "kl"

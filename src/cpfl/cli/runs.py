@@ -108,7 +108,7 @@ def distill(
     quorum: Annotated[float | None, typer.Option(help="Distil when this share of the cohorts has stopped.")] = None,
     unfinished: Annotated[str, typer.Option(help="Cohorts that had not stopped: latest or drop.")] = "",
     weights: Annotated[str, typer.Option(help="labels or uniform.")] = "",
-    join: Annotated[str, typer.Option(help="logits or probabilities.")] = "",
+    join: Annotated[str, typer.Option(help="probabilities, logits or log-probabilities.")] = "",
     recipe: Annotated[str, typer.Option(help="cpfl or paper.")] = "",
     student: Annotated[str, typer.Option(help="Another model for the student.")] = "",
     settings: Settings = None,

@@ -124,7 +124,7 @@ class Join:
 
     def log_probabilities(self, joint_TC: Tensor) -> Tensor:
         """What the joined prediction says of each class."""
-        if self._settings.join == "logits":
+        if self._settings.join != "probabilities":
             return functional.log_softmax(joint_TC, dim=1)
         return joint_TC.clamp_min(torch.finfo(joint_TC.dtype).tiny).log()
 

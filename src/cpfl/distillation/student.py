@@ -146,7 +146,7 @@ def distance(logits_BC: Tensor, targets_BC: Tensor, settings: Distillation) -> T
     """How far the student is from what it is taught; l1 and mse are means over batch and classes."""
     heat = settings.temperature
     if settings.loss == "kl":
-        goal = torch.softmax(targets_BC / heat, dim=1) if settings.join == "logits" else targets_BC
+        goal = targets_BC if settings.join == "probabilities" else torch.softmax(targets_BC / heat, dim=1)
         return functional.kl_div(functional.log_softmax(logits_BC / heat, dim=1), goal, reduction="batchmean") * heat**2
-    answer = logits_BC if settings.join == "logits" else torch.softmax(logits_BC / heat, dim=1)
+    answer = torch.softmax(logits_BC / heat, dim=1) if settings.join == "probabilities" else logits_BC
     return functional.l1_loss(answer, targets_BC) if settings.loss == "l1" else functional.mse_loss(answer, targets_BC)

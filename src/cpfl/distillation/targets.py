@@ -83,8 +83,12 @@ def logits_of(module: nn.Module, inputs: Chunks) -> Tensor:
 
 
 def contribution(logits_TC: Tensor, settings: Distillation) -> Tensor:
-    """What of a teacher is joined: its logits, or its probabilities."""
-    return logits_TC if settings.join == "logits" else torch.softmax(logits_TC / settings.temperature, dim=1)
+    """What of a teacher is joined: its logits as they are or as log-probabilities, or its probabilities."""
+    if settings.join == "logits":
+        return logits_TC
+    if settings.join == "log-probabilities":
+        return torch.log_softmax(logits_TC, dim=1)
+    return torch.softmax(logits_TC / settings.temperature, dim=1)
 
 
 def sharpened(chances_TC: Tensor, heat: float) -> Tensor:

@@ -91,7 +91,7 @@ class Views:
         plan, mix = self._drawn(view)
         inputs = Chunks(len(self._x), lambda rows: self._inputs(rows, plan, mix), self._numbers)
         found = joined(self._teacher, self._teachers(), self._weights, inputs, self._settings)
-        if self._settings.join == "logits" or not self._settings.sharpen:
+        if self._settings.join != "probabilities" or not self._settings.sharpen:
             return found
         if self._heat is None:  # one for all views
             self._heat = fitting_heat(found, self._settings.sharpen)

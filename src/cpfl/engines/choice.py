@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -39,6 +40,7 @@ def engine(name: str, problem: Problem, device: torch.device, note: Callable[[st
             if lanes < 1:
                 raise
         note(f"the device is out of memory: going on with {lanes} lanes")
+        gc.collect()  # what was begun refers to itself
         torch.cuda.empty_cache()
 
 

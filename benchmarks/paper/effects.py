@@ -1,0 +1,112 @@
+"""What does each part of a recipe do to the student? One change at a time, on the same teachers of finished runs.
+
+The accuracy on the clients' validation samples says which way to choose; the test set stands beside it.
+
+    python benchmarks/paper/effects.py --data DIR --out results/paper/effects.json [--only NAME,NAME] RUN...
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cpfl import experiment_file
+from cpfl.data.federated import Given
+from cpfl.distillation.distil import Distilled, distil
+from cpfl.problem import Problem, prepare
+from cpfl.runs import teachers
+from cpfl.runs.folder import RunFolder, load_state
+
+PAPER: dict[str, Any] = {"distillation.recipe": "paper"}
+SAME = {**PAPER, "distillation.same_views": True}
+OURS: dict[str, Any] = {"distillation.recipe": "cpfl"}
+CHANGES: dict[str, dict[str, Any]] = {
+    "paper": PAPER,
+    "paper: log-probabilities": {**PAPER, "distillation.join": "log-probabilities"},
+    "paper: uniform weights": {**PAPER, "distillation.weights": "uniform"},
+    "paper: same view": SAME,
+    "paper: 200 epochs": {**PAPER, "distillation.epochs": 200},
+    "paper: public images resized": {**PAPER, "data.public_fit": "resize"},
+    "paper: 10,000 public images": {**PAPER, "data.public_limit": 10_000, "distillation.epochs": 200},
+    "paper: CIFAR-10 itself as public set": {**PAPER, "data.public": "cifar10"},
+    "same view: 4 views without holes": {**SAME, "distillation.views": 4, "distillation.augment": "crop-flip"},
+    "same view: probabilities, kl": {**SAME, "distillation.join": "probabilities", "distillation.loss": "kl"},
+    "cpfl": OURS,
+    "cpfl: not sharpened": {**OURS, "distillation.sharpen": 0.0},
+    "cpfl: sharpened to 0.4": {**OURS, "distillation.sharpen": 0.4},
+    "cpfl: uniform weights": {**OURS, "distillation.weights": "uniform"},
+    "cpfl: fresh start": {**OURS, "distillation.start": "fresh"},
+    "cpfl: no squares of others": {**OURS, "distillation.augment": "crop-flip"},
+    "cpfl: a new view each epoch": {**OURS, "distillation.same_views": False},
+    "cpfl: one view": {**OURS, "distillation.views": 1},
+    "cpfl: 50 epochs": {**OURS, "distillation.epochs": 50},
+    "cpfl: batch 512": {**OURS, "distillation.batch_size": 512},
+    "cpfl: constant rate 0.001": {**OURS, "distillation.schedule": "constant", "distillation.lr": 0.001},
+    "cpfl: logits, mse": {**OURS, "distillation.join": "logits", "distillation.loss": "mse"},
+    "cpfl: CIFAR-10 itself as public set": {**OURS, "data.public": "cifar10"},
+}
+
+
+def held_back(outcome: Distilled) -> float:
+    """Accuracy on what the clients held back, every sample counting alike."""
+    clients = [client for client in outcome.client_accuracies if client["held_back"]]
+    right = math.fsum(client["accuracy_held_back"] * client["held_back"] for client in clients)
+    return right / float(sum(client["held_back"] for client in clients))
+
+
+class Study:
+    """A run's teachers, asked again and again."""
+
+    def __init__(self, path: Path, data: Path, device: torch.device) -> None:
+        self._folder, self._data, self._device = RunFolder.open(path), data, device
+        self.experiment = self._folder.experiment()
+        self._chosen = teachers.choose(self._folder, self.experiment.distillation)
+        self._problems: dict[str, Problem] = {}
+
+    def __call__(self, change: dict[str, Any]) -> dict[str, Any]:
+        """A student by these settings."""
+        experiment = experiment_file.with_settings(self.experiment, change)
+        key = experiment.data.model_dump_json()
+        if key not in self._problems:
+            self._problems = {key: prepare(experiment, [self._data], Given())}
+        chosen, settings = self._chosen, experiment.distillation
+        states = [load_state(path) for path in chosen.paths]
+        found = distil(self._problems[key], lambda: states, chosen.cohorts, settings, self._device, lambda record: None)
+        return {
+            "validation": round(held_back(found), 2),
+            "test": round(found.student_accuracy, 2),
+            "best epoch": round(found.best_epoch_accuracy, 2),
+            "ensemble": round(found.ensemble_accuracy, 2),
+            "seconds": round(found.seconds, 1),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", help="names of changes, with commas between them; else all")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("runs", nargs="+", type=Path)
+    words = parser.parse_args()
+    names = words.only.split(",") if words.only else list(CHANGES)
+    unknown = [name for name in names if name not in CHANGES]
+    if unknown:
+        parser.error(f"no change is called {unknown[0]!r}; there are: {', '.join(CHANGES)}")
+    rows = []
+    for path in words.runs:
+        study = Study(path, words.data, torch.device(words.device))
+        experiment = study.experiment
+        for name in names:
+            rows.append({"n": experiment.cohorts, "seed": experiment.seed, "change": name, **study(CHANGES[name])})
+            print(json.dumps(rows[-1]), flush=True)
+            words.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
