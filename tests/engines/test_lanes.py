@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 import cpfl
 from cpfl import experiment_file
@@ -21,7 +22,7 @@ from cpfl.engines.lanes.engine import alone, steps_of_all
 from cpfl.engines.lanes.stack import Layout
 from cpfl.federation.session import Closed, Session
 from cpfl.method import plan
-from cpfl.problem import prepare
+from cpfl.problem import Problem, prepare
 
 BASE: dict[str, Any] = {"precision": "float64", "max_rounds": 6, "distillation.epochs": 1}
 CASES = {
@@ -194,3 +195,25 @@ def test_a_move_to_few_lanes_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     for ours, theirs in zip(*records, strict=True):
         for key, value in theirs.items():
             assert ours[key] == (pytest.approx(value, rel=0, abs=1e-9) if isinstance(value, float) else value), key
+
+
+def test_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is too short for more than five lanes, felt first by the compiler and then by torch itself."""
+    tried = []
+
+    class Short(LaneEngine):
+        def __init__(self, problem: Problem, device: torch.device, lanes: int = 0) -> None:
+            tried.append(lanes or self.default_lanes(problem, device))
+            if tried[-1] > 5:
+                full = torch.OutOfMemoryError("CUDA out of memory")
+                raise BackendCompilerFailed(None, full, None) if len(tried) == 1 else full
+            super().__init__(problem, device, lanes)
+
+    monkeypatch.setattr(choice, "LaneEngine", Short)
+    notes: list[str] = []
+    settings = {"clients": 16, "cohorts": 2, "data.split": "iid"}
+    problem = prepare(experiment_file.with_settings(experiment_file.load("digits"), settings), [], Given())
+    engine = choice.engine("lanes", problem, torch.device("cpu"), notes.append)
+    assert engine.name == "lanes"
+    assert tried == [16, 8, 4]
+    assert notes == [f"the device is out of memory: going on with {lanes} lanes" for lanes in (8, 4)]

@@ -35,13 +35,21 @@ def engine(name: str, problem: Problem, device: torch.device, note: Callable[[st
     while True:
         try:
             return LaneEngine(problem, device, lanes)
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not short_of_memory(error):
+                raise
             lanes = (lanes or LaneEngine.default_lanes(problem, device)) // 2
             if lanes < 1:
                 raise
         note(f"the device is out of memory: going on with {lanes} lanes")
         gc.collect()  # what was begun refers to itself
         torch.cuda.empty_cache()
+
+
+def short_of_memory(error: Exception) -> bool:
+    """Whether that is what happened, maybe to the compiler, which says it in words of its own."""
+    within = getattr(error, "inner_exception", None)
+    return isinstance(error, torch.OutOfMemoryError) or isinstance(within, torch.OutOfMemoryError)
 
 
 def why_not_lanes(problem: Problem) -> str:
