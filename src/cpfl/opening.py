@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cpfl import experiment_file
+from cpfl.cohorts import CohortPlan
 from cpfl.data import sources
 from cpfl.data.catalogue import CATALOGUE
 from cpfl.data.federated import Given, as_samples
@@ -21,6 +22,7 @@ from cpfl.distillation.weights import cohort_counts
 from cpfl.engines import choice
 from cpfl.errors import CpflError, ModelError, RunFolderError, SettingError
 from cpfl.experiment import GIVEN, Experiment
+from cpfl.planning import reveals
 from cpfl.presets.published import published
 from cpfl.problem import OwnModel, Problem, prepare
 from cpfl.runs.folder import RunFolder, load_state
@@ -30,7 +32,12 @@ Note = Callable[[str], None]
 
 
 def prepare_named(
-    experiment: Experiment, data: str | Path | None, model: OwnModel | None, given: Given, note: Note
+    experiment: Experiment,
+    data: str | Path | None,
+    model: OwnModel | None,
+    given: Given,
+    note: Note,
+    plan: CohortPlan | None = None,
 ) -> Problem:
     """The problem that an experiment names, its sets downloaded where they are missing."""
     folder = None if data is None else Path(data)
@@ -38,7 +45,7 @@ def prepare_named(
         raise SettingError(f"--data {folder} is not a folder")
     roots = search_roots(folder)
     obtain(experiment, folder, given, note)
-    return prepare(experiment, roots, given, model)
+    return prepare(experiment, roots, given, model, plan)
 
 
 def reopen(
@@ -64,7 +71,7 @@ def reopen(
             )
     if student is not None:
         experiment = experiment_file.with_settings(experiment, {"distillation.student": student})
-    problem = prepare_named(experiment, data or about["data_folder"], model, given, note)
+    problem = prepare_named(experiment, data or about["data_folder"], model, given, note, about["plan"])
     if folder.model("start").is_file():
         stored = load_state(folder.model("start"))
         if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in problem.start.items()}:
@@ -123,6 +130,7 @@ def absolute(experiment: Experiment) -> Experiment:
         "data.train": experiment.data.train,
         "data.public": experiment.data.public,
         "devices.trace": experiment.devices.trace,
+        "cohorting.file": experiment.cohorting.file,
     }
     paths = {
         key: value
@@ -180,6 +188,7 @@ def describe(problem: Problem, data: str | Path | None) -> dict[str, Any]:
         },
         "fingerprint": problem.fingerprint(),
         "plan": problem.plan,
+        "plan_reveals": reveals(problem.experiment.cohorting),
         "label_counts": cohort_counts(problem.data.counts, problem.plan).tolist(),
         "published": published(problem.experiment),  # a report reads folders only
     }

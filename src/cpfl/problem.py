@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from cpfl import models
-from cpfl.cohorts import CohortPlan, random_plan
+from cpfl.cohorts import CohortPlan
 from cpfl.data import federated
 from cpfl.data.federated import FederatedData, Given
 from cpfl.devices import Fleet, fleet
 from cpfl.errors import ModelError, SettingError
 from cpfl.experiment import Experiment, Model
 from cpfl.models import ModelFactory, State
+from cpfl.planning import plan_cohorts
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,14 @@ class Problem:
 OwnModel = nn.Module | Callable[[], nn.Module]
 
 
-def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: OwnModel | None = None) -> Problem:
+def prepare(
+    experiment: Experiment,
+    roots: Sequence[Path],
+    given: Given,
+    model: OwnModel | None = None,
+    plan: CohortPlan | None = None,  # of a run that began with it
+) -> Problem:
     """Settle and check everything; what is wrong is told here, before a run folder exists."""
-    plan = random_plan(experiment.clients, experiment.cohorts, experiment.seed)
     devices = fleet(experiment.devices, experiment.clients, experiment.seed, roots)
     data = federated.load(experiment, roots, given)
     stopping = experiment.stopping
@@ -66,6 +72,8 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
         models.check(models.fresh(build_student, experiment.seed, "student", dtype), x, classes)
     state = models.state_of(start)
     size = models.wire_bytes(experiment.model, state)
+    if plan is None:
+        plan = plan_cohorts(experiment, data, devices, size)
     return Problem(experiment, data, build, build_student, devices, plan, state, size)
 
 
