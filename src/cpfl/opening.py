@@ -179,7 +179,7 @@ def describe(problem: Problem, data: str | Path | None) -> dict[str, Any]:
         "data_folder": None if data is None else str(Path(data).absolute()),
         "shape": list(problem.data.train.shape),
         "classes": problem.data.classes,
-        "class_names": _class_names(problem, data),
+        "class_names": class_names(problem, data),
         "model_bytes": problem.model_bytes,
         "samples": {
             "train": len(problem.data.train),
@@ -194,7 +194,8 @@ def describe(problem: Problem, data: str | Path | None) -> dict[str, Any]:
     }
 
 
-def _class_names(problem: Problem, data: str | Path | None) -> list[str] | None:
+def class_names(problem: Problem, data: str | Path | None) -> list[str] | None:
+    """What the labels are called, where the training set says so of all."""
     roots = search_roots(None if data is None else Path(data))
     names = sources.class_names(problem.experiment.data.train, roots)
     return names if names is not None and len(names) >= problem.data.classes else None

@@ -21,7 +21,7 @@ Cost = Callable[[Floats, Floats, Floats], Floats]
 """(sums of features (…, F), sizes (…), longest (…)) -> cost of each cohort (…)."""
 
 LOOKS = 4096  # swaps in one step, of all pairs
-NUMBERS = 2**25  # features that are looked at in all: about two seconds
+NUMBERS = 2**24  # features that are looked at in all: about a second
 ENOUGH = 64  # steps in a row without a swap: it will hardly get better
 GAIN = 1e-12
 
