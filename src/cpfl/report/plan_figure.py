@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cpfl.runs import files
 
 FORMATS = (*CONVERT, "html")
 WHOLE = "all"
+NAMED = 20  # cohorts that still have room for their number below the bar
 TOLD_APART = 20  # classes that still get a colour and a name each
 TINT = 0.5  # of the palette's second turn
 View = Mapping[str, Any]
@@ -39,7 +41,7 @@ def picture(views: Sequence[View], title: str, classes: Sequence[str]) -> dict[s
             f"n = {n}: mean skew {view['skew']:.3f}, a round {view['hours_per_round']:.3g} h on average "
             f"and {view['hours_per_round_longest']:.3g} h at most"
         )
-        charts += [_labels(f"labels-{n}", order, classes, heading), _rounds(f"rounds-{n}", order)]
+        charts += [_labels(f"labels-{n}", order, classes, heading), _rounds(f"rounds-{n}", order, _waits(view))]
     said = "; ".join(f"n = {v['cohorts']}: mean label skew {v['skew']:.3f}" for v in views)
     chart = alt.vconcat(*charts, spacing=12).resolve_scale(color="shared")
     spec: dict[str, Any] = chart.properties(title=title, description=said).to_dict(validate=False)
@@ -63,9 +65,9 @@ def check_name(path: Path) -> None:
 
 def _labels(name: str, order: Sequence[str], classes: Sequence[str], heading: str) -> Any:
     tips = [style.tip("cohort", "cohort"), style.tip("class", "class"), style.tip("count", "samples", ",.0f")]
-    chart = style.data(name).mark_bar(stroke="white", strokeWidth=0.3 if len(order) > 40 else 0.8)
+    chart = style.data(name).mark_bar(stroke="white", strokeWidth=min(0.8, 20 / len(order)))
     return chart.encode(
-        x=_cohorts(order, title=None, labels=len(order) == 2),
+        x=_cohorts(order, title=None, labels=False),
         y=alt.Y("share:Q", title="labels, %", scale=alt.Scale(domain=[0, 100]), stack="zero"),
         color=_colour(classes),
         order=alt.Order("place:Q"),
@@ -73,7 +75,7 @@ def _labels(name: str, order: Sequence[str], classes: Sequence[str], heading: st
     ).properties(width=style.WIDTH, height=220, title=alt.Title(heading, fontSize=12, fontWeight="normal"))
 
 
-def _rounds(name: str, order: Sequence[str]) -> Any:
+def _rounds(name: str, order: Sequence[str], waits: bool) -> Any:
     tips = [
         style.tip("cohort", "cohort"),
         style.tip("clients", "clients", ",.0f"),
@@ -83,13 +85,19 @@ def _rounds(name: str, order: Sequence[str]) -> Any:
     ]
     y = alt.Y("hours_per_round:Q", title="hours a round", axis=alt.Axis(format=style.PLAIN, tickCount=4))
     base = style.data(name).encode(x=_cohorts(order, title="cohort", labels=True), y=y, tooltip=tips)
-    bars = base.mark_bar(color=style.BLUE)
-    ends = base.mark_tick(color=style.ORANGE, thickness=2).encode(y=alt.Y("slowest_hours:Q"))
-    return alt.layer(bars, ends).properties(width=style.WIDTH, height=90)
+    layers = [base.mark_bar(color=style.BLUE)]
+    size = {"width": style.WIDTH, "height": 90}
+    if not waits:
+        return layers[0].properties(**size)
+    layers.append(base.mark_tick(color=style.ORANGE, thickness=2).encode(y=alt.Y("slowest_hours:Q")))
+    heading = "expected; the line: when its slowest client takes part"
+    return alt.layer(*layers).properties(title=alt.Title(heading, fontSize=12, fontWeight="normal"), **size)
 
 
 def _cohorts(order: Sequence[str], title: str | None, labels: bool) -> alt.X:
-    axis = alt.Axis(labelAngle=0, labelOverlap="greedy", grid=False, labels=labels, ticks=labels)
+    step = math.ceil(len(order) / NAMED)
+    named = [order[0], *order[1:][step if step > 1 else 0 :: step]]
+    axis = alt.Axis(labelAngle=0, values=named, grid=False, labels=labels, ticks=labels)
     return alt.X("cohort:N", title=title, sort=list(order), scale=alt.Scale(domain=list(order)), axis=axis)
 
 
@@ -106,6 +114,11 @@ def _colour(classes: Sequence[str]) -> alt.Color:
 def _tinted(colour: str) -> str:
     parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * TINT):02X}" for part in parts)
+
+
+def _waits(view: View) -> bool:
+    """Whether some rounds go without the cohort's slowest client."""
+    return any(row["slowest_hours"] > 1.001 * row["hours_per_round"] for row in view["by_cohort"])
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
