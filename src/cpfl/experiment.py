@@ -103,6 +103,7 @@ class Cohorting(Section):
     file: str = ""  # plan = "csv": the columns client (from 0) and cohort
     skew: NotNegative = 1.0  # plan = "multi-objective": weight of the cohorts' mean label skew, 0 to 1
     speed: NotNegative = 1.0  # and of their mean round, as a share of the slowest client's
+    models: dict[str, str] = Field(default_factory=dict)  # cohorts that train another model: {"0" = "gn-lenet"}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -225,6 +226,11 @@ class Experiment(Section):
     def _check(self) -> Self:
         if self.cohorts > self.clients:
             raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
+        for cohort in self.cohorting.models:
+            if not (
+                cohort.isascii() and cohort.isdigit() and str(int(cohort)) == cohort and int(cohort) < self.cohorts
+            ):
+                raise ValueError(f"cohorting.models names cohort {cohort!r}: cohorts are 0 to {self.cohorts - 1}")
         if self.snapshots:
             interval(self.snapshots)
         if self.stopping.rule == "joint":

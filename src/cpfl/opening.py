@@ -22,6 +22,7 @@ from cpfl.distillation.weights import cohort_counts
 from cpfl.engines import choice
 from cpfl.errors import CpflError, ModelError, RunFolderError, SettingError
 from cpfl.experiment import GIVEN, Experiment
+from cpfl.models import State
 from cpfl.planning import reveals
 from cpfl.presets.published import published
 from cpfl.problem import OwnModel, Problem, prepare
@@ -72,17 +73,25 @@ def reopen(
     if student is not None:
         experiment = experiment_file.with_settings(experiment, {"distillation.student": student})
     problem = prepare_named(experiment, data or about["data_folder"], model, given, note, about["plan"])
-    if folder.model("start").is_file():
-        stored = load_state(folder.model("start"))
-        if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in problem.start.items()}:
-            raise ModelError(f"the model is not the one that {folder.path} began with: their parameters differ")
-        # A model of one's own need not start the same twice; its tensors stay in the model's order.
-        problem = replace(problem, start={name: stored[name] for name in problem.start})
+    others = {
+        c: replace(own, start=_began(folder, folder.own_start(c), own.start)) for c, own in problem.others.items()
+    }
+    problem = replace(problem, start=_began(folder, folder.model("start"), problem.start), others=others)
     found = problem.fingerprint()
     for name, digest in about["fingerprint"].items():
         if digest != found[name] and not (own_public and name == "public"):
             raise RunFolderError(f"the {name} data are not those that {folder.path} began with: checksums differ")
     return problem
+
+
+def _began(folder: RunFolder, path: Path, start: State) -> State:
+    """The start that was kept: a model of one's own need not start the same twice."""
+    if not path.is_file():
+        return start
+    stored = load_state(path)
+    if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in start.items()}:
+        raise ModelError(f"the model is not the one that {folder.path} began with: their parameters differ")
+    return {name: stored[name] for name in start}  # in the model's order
 
 
 def obtain(experiment: Experiment, data: Path | None, given: Given, note: Note) -> None:
@@ -181,6 +190,7 @@ def describe(problem: Problem, data: str | Path | None) -> dict[str, Any]:
         "classes": problem.data.classes,
         "class_names": class_names(problem, data),
         "model_bytes": problem.model_bytes,
+        "cohort_model_bytes": {str(cohort): own.model_bytes for cohort, own in problem.others.items()},
         "samples": {
             "train": len(problem.data.train),
             "test": len(problem.data.test),

@@ -55,12 +55,12 @@ def look(problem: Problem) -> PlanView:
     counts_NC = cohort_counts(data.counts, problem.plan)
     whole_C = data.counts.sum(axis=0)
     skew_N = skews(counts_NC.astype(np.float64), whole_C.astype(np.float64))
-    with_transfer, without = (
-        round_seconds(experiment, data, problem.fleet, size) / 3600 for size in (problem.model_bytes, 0)
-    )
+    # One client alone sends nothing; others send the model that their cohort trains.
+    bytes_N = [problem.of(i).model_bytes if len(clients) > 1 else 0 for i, clients in enumerate(problem.plan)]
+    hours_by_bytes = {size: round_seconds(experiment, data, problem.fleet, size) / 3600 for size in set(bytes_N)}
     rows = []
     for cohort, clients in enumerate(problem.plan):
-        hours = (with_transfer if len(clients) > 1 else without)[clients]  # one client alone sends nothing
+        hours = hours_by_bytes[bytes_N[cohort]][clients]
         slowest = int(hours.argmax())
         rows.append(
             CohortRow(

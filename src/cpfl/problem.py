@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,15 @@ from cpfl.planning import plan_cohorts
 
 
 @dataclass(frozen=True)
+class Architecture:
+    """A model that some cohorts train instead of the experiment's."""
+
+    build: ModelFactory
+    start: State
+    model_bytes: int
+
+
+@dataclass(frozen=True)
 class Problem:
     """Data, model, devices and plan of one experiment."""
 
@@ -34,6 +43,14 @@ class Problem:
     plan: CohortPlan
     start: State  # all cohorts start from the same weights
     model_bytes: int
+    others: dict[int, Architecture] = field(default_factory=dict)  # by cohort, of those with a model of their own
+
+    def of(self, cohort: int) -> Problem:
+        """The problem as a cohort has it: with the model that it trains."""
+        own = self.others.get(cohort)
+        if own is None:
+            return self
+        return replace(self, build=own.build, start=own.start, model_bytes=own.model_bytes, others={})
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the data, of who holds them, and of the devices: what a resumed run must find again."""
@@ -74,7 +91,20 @@ def prepare(
     size = models.wire_bytes(experiment.model, state)
     if plan is None:
         plan = plan_cohorts(experiment, data, devices, size)
-    return Problem(experiment, data, build, build_student, devices, plan, state, size)
+    made: dict[str, Architecture] = {}
+    for cohort, name in experiment.cohorting.models.items():
+        if name not in made:
+            made[name] = _architecture(name, f"cohorting.models.{cohort}", experiment, data, x)
+    others = {int(cohort): made[name] for cohort, name in experiment.cohorting.models.items()}
+    return Problem(experiment, data, build, build_student, devices, plan, state, size, others)
+
+
+def _architecture(name: str, key: str, experiment: Experiment, data: FederatedData, x: torch.Tensor) -> Architecture:
+    build = models.factory(Model(name=name), data.train.shape, data.classes, key)
+    start = models.fresh(build, experiment.seed, "init", data.transform.dtype)
+    models.check(start, x, data.classes)
+    state = models.state_of(start)
+    return Architecture(build, state, models.wire_bytes(Model(name=name), state))
 
 
 def own_factory(model: OwnModel) -> ModelFactory:

@@ -83,7 +83,8 @@ def test_pictures(cpfl_command: Command, tmp_path: Path, cohorts: str) -> None:
     cpfl_command(*words, "--out", tmp_path / "plan.html").good()
     page = (tmp_path / "plan.html").read_text()
     assert "<html" in page
-    assert "src=" not in page  # opens offline
+    assert "<script src" not in page  # opens offline
+    assert "<link" not in page
 
 
 def test_many_classes_get_a_scale(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cpfl import models
 from cpfl.data.transform import draw_plan
 from cpfl.distillation.student import EpochRecord, teach
-from cpfl.distillation.targets import Chunks, Numbers, contribution, joined, logits_of
+from cpfl.distillation.targets import Chunks, Numbers, contribution, joined, logits_of, teacher_modules
 from cpfl.distillation.weights import class_weights, cohort_counts
 from cpfl.experiment import Distillation
 from cpfl.models import State
@@ -55,7 +55,7 @@ def distil(
     dtype = data.transform.dtype
     models.choose_arithmetic(problem.experiment.precision)
     numbers = Numbers(device, problem.experiment.precision)
-    teacher = _placed(models.fresh(problem.build, seed, "init", dtype), numbers)
+    modules = teacher_modules(problem, cohorts, lambda module: _placed(module, numbers))
     weights_NC = class_weights(cohort_counts(data.counts, problem.plan), settings.weights, cohorts)
     x_test = torch.as_tensor(data.test.x).to(device)
     y_test = torch.as_tensor(data.test.y).to(device)
@@ -66,7 +66,7 @@ def distil(
         return per_cent(logits_of(module, test_inputs), y_test)
 
     teacher_accuracies, ensemble = [], torch.zeros(len(x_test), data.classes, dtype=dtype, device=device)
-    for state, weight_C in zip(teachers(), weights_NC, strict=True):
+    for teacher, state, weight_C in zip(modules, teachers(), weights_NC, strict=True):
         teacher.load_state_dict(state)
         logits_TC = logits_of(teacher, test_inputs)
         teacher_accuracies.append(per_cent(logits_TC, y_test))
@@ -74,10 +74,10 @@ def distil(
 
     seconds, epochs = 0.0, list[EpochRecord]()
     if len(cohorts) == 1:
-        student = teacher  # as it was loaded last
+        student = modules[0]  # as it was loaded last
     else:
         student = _placed(models.fresh(problem.build_student, seed, "student", dtype), numbers)
-        views = _Views(problem, teacher, teachers, weights_NC, settings, numbers)
+        views = _Views(problem, modules, teachers, weights_NC, settings, numbers)
 
         def remember(record: EpochRecord) -> None:
             epochs.append(record)
@@ -111,7 +111,7 @@ class _Views:
     def __init__(
         self,
         problem: Problem,
-        teacher: nn.Module,
+        modules: Sequence[nn.Module],
         teachers: Teachers,
         weights_NC: NDArray[np.float64],
         settings: Distillation,
@@ -123,7 +123,7 @@ class _Views:
             settings,
             numbers,
         )
-        self._teacher, self._teachers, self._weights = teacher, teachers, weights_NC
+        self._modules, self._teachers, self._weights = modules, teachers, weights_NC
         self._x = torch.as_tensor(problem.data.public.x).to(numbers.device)
         self._known: dict[int, Tensor] = {}  # targets by view
         self._targets: Tensor | None = None  # of this epoch, always in the same place: a captured graph reads it
@@ -156,7 +156,7 @@ class _Views:
     def _joined(self, view: int) -> Tensor:
         plan = self._drawn(view) if self._data.augmented else None
         inputs = Chunks(len(self._x), lambda rows: self._inputs(rows, plan), self._numbers)
-        return joined(self._teacher, self._teachers(), self._weights, inputs, self._settings)
+        return joined(self._modules, self._teachers(), self._weights, inputs, self._settings)
 
 
 def _same_place(held: Tensor | None, value: Tensor) -> Tensor:
