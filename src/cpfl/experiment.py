@@ -5,6 +5,7 @@ The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`.
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -88,6 +89,33 @@ class Model(Section):
     def _check(self) -> Self:
         if any(value is None for value in self.args.values()):
             raise ValueError("args has a value of None, which a file cannot hold: leave it out")
+        return self
+
+
+PLANS = ("random", "speed", "column", "label-balanced", "label-clustered", "multi-objective", "csv")
+
+
+class Cohorting(Section):
+    """Who trains with whom; `cohorts` says into how many."""
+
+    plan: str = "random"  # one of PLANS; all but random reveal something of clients: `cpfl plan` says what
+    column: str = ""  # plan = "column": clients with the same value in it stay together
+    file: str = ""  # plan = "csv": the columns client (from 0) and cohort
+    skew: NotNegative = 1.0  # plan = "multi-objective": weight of the cohorts' mean label skew, 0 to 1
+    speed: NotNegative = 1.0  # and of their mean round, as a share of the slowest client's
+    models: dict[str, str] = Field(default_factory=dict)  # cohorts that train another model: {"0" = "gn-lenet"}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.plan not in PLANS:
+            near = difflib.get_close_matches(self.plan, PLANS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"plan = {self.plan!r} is unknown; {hint}Known: {', '.join(PLANS)}")
+        for plan, key, value in (("column", "column", self.column), ("csv", "file", self.file)):
+            if self.plan == plan and not value:
+                raise ValueError(f'plan = "{plan}" needs cohorting.{key}')
+        if self.plan == "multi-objective" and not (self.skew or self.speed):
+            raise ValueError('plan = "multi-objective" needs skew or speed above 0')
         return self
 
 
@@ -185,6 +213,7 @@ class Experiment(Section):
     checkpoint_seconds: NotNegative = 5.0  # a kill costs at most so much work besides open rounds; 0: every round
     data: Data = Data()
     model: Model = Model()
+    cohorting: Cohorting = Cohorting()
     federation: Federation = Federation()
     stopping: Stopping = Stopping()
     devices: Devices = Devices()
@@ -206,6 +235,15 @@ class Experiment(Section):
     def _check(self) -> Self:
         if self.cohorts > self.clients:
             raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
+        if self.cohorting.models and self.distillation.start == "mean":
+            raise ValueError(
+                'distillation.start = "mean" needs one model for all cohorts: cohorting.models must be empty'
+            )
+        for cohort in self.cohorting.models:
+            if not (
+                cohort.isascii() and cohort.isdigit() and str(int(cohort)) == cohort and int(cohort) < self.cohorts
+            ):
+                raise ValueError(f"cohorting.models names cohort {cohort!r}: cohorts are 0 to {self.cohorts - 1}")
         if self.snapshots:
             interval(self.snapshots)
         if self.stopping.rule == "joint":
