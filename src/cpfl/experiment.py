@@ -5,6 +5,7 @@ The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`.
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -91,17 +92,88 @@ class Model(Section):
         return self
 
 
+LOCALS = ("sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn")
+SERVERS = ("mean", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fednova", "median", "trimmed-mean", "krum")
+
+
 class Federation(Section):
-    """What happens inside a cohort's round: FedAvg."""
+    """What happens inside a cohort's round: FedAvg, unless local or server say otherwise."""
 
     local_epochs: Count = 1
     local_steps: OptionalCount = 0  # above 0: so many steps instead of epochs, each from a fresh shuffle
     batch_size: Count = 20
     lr: Positive = 0.002
     momentum: Share = 0.0  # starts at zero every round
+    local: str = "sgd"  # sgd, adam, adamw, fedprox, scaffold, feddyn (the last three on sgd), or "module:Class"
+    local_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of a class of your own
+    nesterov: bool = False  # look ahead along the momentum
+    weight_decay: NotNegative = 0.0  # added to the slope; adamw: taken from the weights
+    clip: NotNegative = 0.0  # the longest a slope may be, longer ones are cut to it; 0: any length
+    beta1: Share = 0.9  # adam, adamw: the usual memory of slopes …
+    beta2: Share = 0.999  # … and of their squares
+    epsilon: Positive = 1e-8  # adam, adamw: keeps small slopes from becoming large steps
+    mu: NotNegative = 0.01  # fedprox: the pull back to the round's start; its authors try 0.001 to 1
+    dyn: Positive = 0.01  # feddyn: its α; its authors take 0.1, 0.01 and 0.001
+    schedule: Literal["constant", "step", "cosine"] = "constant"  # of lr, over rounds
+    schedule_rounds: OptionalCount = 0  # step: lr falls every so many rounds; cosine: down to the floor in so many
+    schedule_factor: Fraction = 0.5  # step: what lr is multiplied by
+    schedule_floor: Share = 0.0  # cosine: the part of lr that stays
+    warmup: OptionalCount = 0  # rounds in which lr grows to its full height, with any schedule
+    server: str = "mean"  # mean, fedavgm, fedadagrad, fedadam, fedyogi, fednova, median, trimmed-mean, krum, or own
+    server_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of a class of your own
+    server_lr: NotNegative = 0.0  # fedavgm, fedadagrad, fedadam, fedyogi; 0: theirs, which is 1 and else 10^-1.5
+    server_momentum: Share = 0.9  # fedavgm: β; fedadagrad, fedadam, fedyogi: β₁
+    server_beta2: Share = 0.99  # fedadam, fedyogi: as their authors set it
+    server_tau: Positive = 1e-3  # fedadagrad, fedadam, fedyogi: how adaptive; smaller is more
+    trim: Annotated[Number, Field(ge=0, lt=0.5)] = 0.1  # trimmed-mean: left out on either side, of every number
+    byzantine: OptionalCount = 0  # krum: so many participants may send anything
+    chosen: Count = 1  # krum: the mean of so many models (multi-Krum), 1 is Krum
+    update_norm: NotNegative = 0.0  # the longest update the server takes, longer ones are cut to it; 0: any length
     participation: Fraction = 1.0  # of a cohort's clients, in every round
     participants: OptionalCount = 0  # above 0: so many clients of each cohort instead
     weights: Literal["equal", "samples"] = "equal"  # the authors average client models equally
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, name, known in (("local", self.local, LOCALS), ("server", self.server, SERVERS)):
+            if name not in known and ":" not in name:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise ValueError(f"{key} = {name!r} is unknown; {hint}Known: {', '.join(known)}, or module:Class")
+            args = getattr(self, f"{key}_args")
+            if args and name in known:
+                raise ValueError(f"{key}_args goes with a class of your own; {name} has its settings beside it")
+            if any(value is None for value in args.values()):
+                raise ValueError(f"{key}_args has a value of None, which a file cannot hold: leave it out")
+        if trouble := self._discord():
+            raise ValueError(trouble)
+        return self
+
+    def _discord(self) -> str:
+        """What does not go together; empty: all does."""
+        counted = ("median", "trimmed-mean", "krum")
+        led = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
+        if self.nesterov and not self.momentum:
+            return "nesterov looks ahead along the momentum: momentum must be above 0"
+        if self.local in ("adam", "adamw") and (self.momentum or self.nesterov):
+            return f"local = {self.local!r} has a momentum of its own, beta1: momentum must be 0"
+        if self.local == "scaffold" and self.momentum:
+            return 'local = "scaffold" takes the path of plain SGD for the mean slope: momentum must be 0'
+        if self.local == "feddyn" and self.server != "mean":
+            return 'local = "feddyn" has a server step of its own: server must be "mean"'
+        if self.local == "feddyn" and self.update_norm:
+            return 'local = "feddyn" corrects the plain mean of the models: update_norm must be 0'
+        if self.server == "fednova" and (self.local != "sgd" or self.nesterov):
+            return 'server = "fednova" counts what each step of plain SGD adds: local must be "sgd", without nesterov'
+        if self.local == "scaffold" and self.server in counted:
+            return f'local = "scaffold" moves with the mean of its clients: server = {self.server!r} takes another model'
+        if self.server in counted and self.weights != "equal":
+            return f"server = {self.server!r} counts every client alike: weights must be \"equal\""
+        if self.server_lr and self.server in SERVERS and self.server not in led:
+            return f"server = {self.server!r} has no rate of its own: server_lr goes with {', '.join(led)}"
+        if self.schedule != "constant" and not self.schedule_rounds:
+            return f"schedule = {self.schedule!r} needs schedule_rounds, at least 1"
+        return ""
 
 
 class Stopping(Section):
@@ -199,6 +271,16 @@ class Experiment(Section):
             raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
         if self.snapshots:
             interval(self.snapshots)
+        federation = self.federation
+        if federation.server == "krum" and federation.byzantine:
+            smallest = self.clients // self.cohorts
+            most = min(federation.participants or max(1, round(federation.participation * smallest)), smallest)
+            needed = 2 * federation.byzantine + 3  # Blanchard et al. 2017, Proposition 4.2: 2f + 2 < n
+            if most < needed:
+                raise ValueError(
+                    f"federation.byzantine = {federation.byzantine} needs {needed} participants in every cohort's "
+                    f"round, and the smallest cohort has {most}"
+                )
         if self.stopping.rule == "joint":
             if self.stopping.judge == "public" and self.cohorts < 2:
                 raise ValueError(
