@@ -117,7 +117,7 @@ class Federation(Section):
     schedule: Literal["constant", "step", "cosine"] = "constant"  # of lr, over rounds
     schedule_rounds: OptionalCount = 0  # step: lr falls every so many rounds; cosine: down to the floor in so many
     schedule_factor: Fraction = 0.5  # step: what lr is multiplied by
-    schedule_floor: Share = 0.0  # cosine: the part of lr that stays
+    schedule_floor: Fraction = 0.01  # cosine: the part of lr that stays, for rounds may go on after it
     warmup: OptionalCount = 0  # rounds in which lr grows to its full height, with any schedule
     server: str = "mean"  # mean, fedavgm, fedadagrad, fedadam, fedyogi, fednova, median, trimmed-mean, krum, or own
     server_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of a class of your own
@@ -166,9 +166,11 @@ class Federation(Section):
         if self.server == "fednova" and (self.local != "sgd" or self.nesterov):
             return 'server = "fednova" counts what each step of plain SGD adds: local must be "sgd", without nesterov'
         if self.local == "scaffold" and self.server in counted:
-            return f'local = "scaffold" moves with the mean of its clients: server = {self.server!r} takes another model'
+            return (
+                f'local = "scaffold" moves with the mean of its clients: server = {self.server!r} takes another model'
+            )
         if self.server in counted and self.weights != "equal":
-            return f"server = {self.server!r} counts every client alike: weights must be \"equal\""
+            return f'server = {self.server!r} counts every client alike: weights must be "equal"'
         if self.server_lr and self.server in SERVERS and self.server not in led:
             return f"server = {self.server!r} has no rate of its own: server_lr goes with {', '.join(led)}"
         if self.schedule != "constant" and not self.schedule_rounds:

@@ -68,7 +68,7 @@ def check(federation: Federation) -> None:
         )
     if type(local).settle is not LocalPart.settle and not isinstance(server, MeanPart):
         raise SettingError(
-            f"federation.local = {federation.local!r} has a server step of its own: federation.server must be \"mean\""
+            f'federation.local = {federation.local!r} has a server step of its own: federation.server must be "mean"'
         )
 
 

@@ -183,9 +183,7 @@ def _keep_memory() -> None:
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 
 
-def _do(
-    trainer: Trainer, places: Rows, slots: Rows, kept: Kept | None, job: Job, slot: int
-) -> float | list[float]:
+def _do(trainer: Trainer, places: Rows, slots: Rows, kept: Kept | None, job: Job, slot: int) -> float | list[float]:
     if job.kind == "train":
         return trainer.train(places, job.place, slots, slot, job.clients[0], job.round, kept)
     return trainer.judge(places, job.place, job.clients, job.round)

@@ -44,7 +44,11 @@ class WorkerEngine:
         """Do all rounds of all sessions."""
         crew = self._crew
         crew.waiting.clear()
-        rounds = {session.cohort: Round(self._problem, self._anatomy, crew, session) for session in sessions if not session.idle}
+        rounds = {
+            session.cohort: Round(self._problem, self._anatomy, crew, session)
+            for session in sessions
+            if not session.idle
+        }
 
         def on_done(job: Job, answer: float | list[float], slot: int) -> None:
             round = rounds[job.place]
@@ -144,9 +148,7 @@ class Round:
 
     def _add(self, client: int, floats_P: Tensor, wholes_Q: Tensor, left_P: Tensor | None = None) -> None:
         size = self._size(client)
-        self._joining.add(
-            self._anatomy.learnt(floats_P), self._server.weight(size, local.steps(self._settings, size))
-        )
+        self._joining.add(self._anatomy.learnt(floats_P), self._server.weight(size, local.steps(self._settings, size)))
         weight = server.weight(self._settings.weights, size)
         if self._wholes is None:
             self._wholes = wholes_Q.clone()  # counters stay the first client's
