@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import cpfl
 from cpfl import experiment_file
@@ -21,7 +22,7 @@ CPU = torch.device("cpu")
 BASE: dict[str, Any] = {
     "precision": "float64",
     "clients": 12,
-    "max_rounds": 4,
+    "max_rounds": 3,
     "data.train_limit": 300,
     "model.args.hidden": 8,
     "federation.batch_size": 8,
@@ -38,8 +39,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "scaffold": {"local": "scaffold"},
     "feddyn": {"local": "feddyn", "dyn": 0.1},
     "step": {"schedule": "step", "schedule_rounds": 2},
-    "cosine": {"schedule": "cosine", "schedule_rounds": 3, "warmup": 2, "local": "scaffold"},
-    "cosine adamw": {"schedule": "cosine", "schedule_rounds": 3, "local": "adamw", "weight_decay": 0.1},
+    "cosine": {"schedule": "cosine", "schedule_rounds": 2, "warmup": 2, "local": "scaffold"},
+    "cosine adamw": {"schedule": "cosine", "schedule_rounds": 2, "local": "adamw", "weight_decay": 0.1},
     "fedavgm": {"server": "fedavgm", "weights": "samples"},
     "fedadagrad": {"server": "fedadagrad"},
     "fedadam": {"server": "fedadam", "local": "scaffold"},
@@ -62,7 +63,7 @@ def federate(problem: Problem, engine: str, sessions: list[Session] | None = Non
     """Sessions at their end, with the records they had on the way."""
     made = {
         "reference": lambda: ReferenceEngine(problem, CPU),
-        "workers": lambda: WorkerEngine(problem, 2),
+        "workers": lambda: WorkerEngine(problem, 1),
         "lanes": lambda: LaneEngine(problem, CPU, 3),  # fewer lanes than clients: they change places
     }[engine]()
     sessions = sessions or plan(problem)
@@ -95,6 +96,48 @@ def test_engines_are_equal(name: str, cohorts: int) -> None:
     for engine in ("workers", "lanes"):
         for ours, theirs in zip(federate(problem, engine), plain, strict=True):
             assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "krum"])
+def test_any_number_of_workers_gives_the_same_bits(name: str) -> None:
+    problem = problem_of(3, **ALGORITHMS[name])
+    one = federate(problem, "workers")
+    sessions = plan(problem)
+    WorkerEngine(problem, 3).federate(sessions, lambda session, closed: None)
+    for ours, theirs in zip(sessions, one, strict=True):
+        states, others = ours.state()[0], theirs.state()[0]
+        assert states.keys() == others.keys()
+        assert all(torch.equal(states[k][n], value) for k, state in others.items() for n, value in state.items())
+
+
+class Tied(nn.Module):
+    """Statistics of batches beside the parameters, and two names for one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.BatchNorm1d(64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x.flatten(1))
+        return self.out(torch.relu(self.second(torch.relu(self.first(x)))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedadam", "median", "bounded updates"])
+def test_models_with_buffers_and_tied_parameters(name: str) -> None:
+    settings = BASE | {"federation.local_steps": 2} | {f"federation.{k}": v for k, v in ALGORITHMS[name].items()}
+    problem = prepare(
+        experiment_file.with_settings(cpfl.Experiment(), settings | {"data.train_limit": 600, "data.split": "iid"}),
+        [],
+        Given(),
+        Tied,
+    )
+    plain, workers = (federate(problem, engine) for engine in ("reference", "workers"))
+    for ours, theirs in zip(workers, plain, strict=True):
+        assert_alike(ours, theirs)
+        assert torch.equal(ours.model["first.weight"], ours.model["second.weight"])
+        assert float(ours.model["norm.running_var"].min()) > 0
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -104,7 +104,7 @@ def test_fedprox_without_its_term_is_sgd() -> None:
 
 
 def test_scaffold_as_its_paper_writes_it() -> None:
-    """Algorithm 1, lines 10 and 12 (option II), in numpy; and c_i⁺ is the mean slope along the way, which it stands for."""
+    """Algorithm 1, lines 10 and 12 (option II), in numpy; c_i⁺ is the mean slope along the way."""
     curves, centre, start = problem(3)
     rng = np.random.default_rng(4)
     own, common, lr = rng.normal(size=SIZE), rng.normal(size=SIZE), 0.1

@@ -99,7 +99,7 @@ def test_fednova(weights: str, momentum: float) -> None:
 
 
 def test_fednova_finds_what_fedavg_misses() -> None:
-    """Two clients, f_i = ½ (w − b_i)², one with many more steps: FedAvg leans to it, FedNova much less (its figure 2)."""
+    """Two clients, f_i = ½ (w − b_i)², one with many more steps: FedAvg leans to it, FedNova hardly."""
     b, steps, lr = np.array([1.0, -1.0]), (1, 12), 0.02
     ends = {}
     for server in ("mean", "fednova"):

@@ -102,7 +102,7 @@ class FedNova(ServerPart):
 
 
 class Median(ServerPart):
-    """Yin et al. 2018, Definition 1: of every number the median; of an even count, the mean of the two in the middle."""
+    """Yin et al. 2018, Definition 1: of every number the median; of an even count, the middle two's mean."""
 
     needs_all = True
 

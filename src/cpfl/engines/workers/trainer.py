@@ -25,7 +25,7 @@ CHUNK = 1024  # validation samples in one forward pass
 
 @dataclass(frozen=True)
 class Kept:
-    """Rows of parameters that local parts keep: of clients, their means by cohort, and new ones on their way, by slot."""
+    """Rows that a local part keeps: of clients, their means by cohort, and new ones on their way, by slot."""
 
     clients: Rows
     cohorts: Rows
