@@ -10,7 +10,7 @@ from torch import nn
 
 from cpfl import models
 from cpfl.experiment import Experiment
-from cpfl.federation import local, selection
+from cpfl.federation import local, parts, selection
 from cpfl.problem import Problem
 
 TRIALS = 4
@@ -56,13 +56,19 @@ def estimate(problem: Problem, device: torch.device) -> Estimate:
     public = len(data.public) * per_sample * (teachers / 3 + (experiment.distillation.epochs if teachers else 0))
     test = len(data.test) * per_sample / 3 * (teachers + experiment.distillation.epochs if teachers else 2)
     model = sum(value.numel() * value.element_size() for value in problem.start.values())
+    rows = model * experiment.clients if parts.local_part(experiment.federation).keeps_rows else 0
+    updates = model * experiment.clients if parts.server_part(experiment.federation).needs_all else 0
     held = data.train.x.nbytes + data.test.x.nbytes + data.public.x.nbytes
     return Estimate(
         steps=steps,
         round_seconds=steps * step,
         distillation_seconds=public + test,
-        memory_bytes=2 * held + 4 * model * experiment.cohorts + 300_000_000,  # the interpreter with torch
-        disk_bytes=(1 + 5 * experiment.cohorts) * model,  # start; teacher and two checkpoints of two models each
+        memory_bytes=2 * (held + rows)
+        + updates
+        + 4 * model * experiment.cohorts
+        + 300_000_000,  # the interpreter with torch
+        # start; teacher and two checkpoints of two models each, and of what clients keep
+        disk_bytes=(1 + 5 * experiment.cohorts) * model + 2 * rows,
         snapshot_bytes=model * experiment.cohorts,
     )
 

@@ -112,7 +112,7 @@ class Judging:
             for k, clients in enumerate(torch.split(who, [len(one.participants) for one in rounds])):
                 self._joined_VP[k] = keeping.server.join(keeping.models_MP.index_select(0, clients))
         self._make()
-        seen = self._bench.keeping.seen(upload(self._device, np.array([one.place for one in rounds], np.int64)), who)
+        seen = self._bench.keeping.seen(self._sums.there["places"], who)
         held = [self._held(one.participants, one.number) for one in rounds]
         looks = []
         for at in range(0, max(len(part.rows) for part in held), self._batch):

@@ -15,6 +15,7 @@ from cpfl.engines.lanes.stack import Layout
 from cpfl.experiment import Experiment
 from cpfl.federation import parts
 from cpfl.federation.memory import ROWS, Memory
+from cpfl.federation.server_part import ServerPart
 from cpfl.federation.session import Session
 
 
@@ -24,6 +25,8 @@ class Keeping:
     def __init__(self, experiment: Experiment, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
         self.local, self.server = parts.local_part(experiment.federation), parts.server_part(experiment.federation)
         self._layout, self._device = layout, device
+        plain = type(self.server).receive is ServerPart.receive and not experiment.federation.update_norm
+        self.receives = not plain  # clients' models count as something else than they are
         clients, cohorts = experiment.clients + 1, experiment.cohorts + 1
 
         def rows(count: int, needed: bool) -> Tensor:
@@ -71,7 +74,7 @@ class Keeping:
         return models_VP
 
     def seen(self, places: Tensor, clients: Tensor) -> Seen:
-        """The rows of these cohorts and clients as they are now, copied."""
+        """The rows of these cohorts and clients as they are now."""
         cohorts = {name: rows.index_select(0, places) for name, rows in self.server_NP.items()}
         if not self.local.keeps_rows:
             return Seen(self._layout, cohorts, None)
@@ -89,8 +92,9 @@ class Seen:
 
     def memory(self, k: int, first: int, participants: Sequence[int]) -> Memory:
         """What the k-th round changed, whose participants begin at row `first`."""
-        rows = None if self.clients is None else self.clients[first : first + len(participants)]
-        return Memory(
-            {name: self.layout.views(rows_VP[k]) for name, rows_VP in self.cohorts.items()},
-            {} if rows is None else dict(zip(participants, map(self.layout.views, rows), strict=True)),
-        )
+        cohort = {name: self.layout.views(rows_VP[k]) for name, rows_VP in self.cohorts.items()}
+        if self.clients is None:
+            return Memory(cohort)
+        rows = self.clients[first : first + len(participants)]
+        # Copies: a client may keep its row for long, and must not keep the others' of this round alive.
+        return Memory(cohort, {c: self.layout.views(row.clone()) for c, row in zip(participants, rows, strict=True)})

@@ -149,7 +149,8 @@ class Lanes:
             at = self._of(lanes)
             assert at.client is not None
             keeping.leave(keeping.local.leave(models_FP, at), at.client, clients, places)
-        models_FP = keeping.server.receive(models_FP, bench.models_NP.index_select(0, places))
+        if keeping.receives:
+            models_FP = keeping.server.receive(models_FP, bench.models_NP.index_select(0, places))
         if keeping.server.needs_all:
             keeping.models_MP.index_copy_(0, clients, models_FP)
         else:
