@@ -5,7 +5,6 @@ The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`.
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -13,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from cpfl.errors import SettingError
+from cpfl.part_settings import discord
 from cpfl.setting_sentences import sentence
 
 
@@ -92,10 +92,6 @@ class Model(Section):
         return self
 
 
-LOCALS = ("sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn")
-SERVERS = ("mean", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fednova", "median", "trimmed-mean", "krum")
-
-
 class Federation(Section):
     """What happens inside a cohort's round: FedAvg, unless local or server say otherwise."""
 
@@ -117,7 +113,7 @@ class Federation(Section):
     schedule: Literal["constant", "step", "cosine"] = "constant"  # of lr, over rounds
     schedule_rounds: OptionalCount = 0  # step: lr falls every so many rounds; cosine: down to the floor in so many
     schedule_factor: Fraction = 0.5  # step: what lr is multiplied by
-    schedule_floor: Fraction = 0.01  # cosine: the part of lr that stays, for rounds may go on after it
+    schedule_floor: Fraction = 0.01  # step, cosine: the part of lr that stays, for rounds may go on long after
     warmup: OptionalCount = 0  # rounds in which lr grows to its full height, with any schedule
     server: str = "mean"  # mean, fedavgm, fedadagrad, fedadam, fedyogi, fednova, median, trimmed-mean, krum, or own
     server_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of a class of your own
@@ -135,47 +131,9 @@ class Federation(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for key, name, known in (("local", self.local, LOCALS), ("server", self.server, SERVERS)):
-            if name not in known and ":" not in name:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}? " if near else ""
-                raise ValueError(f"{key} = {name!r} is unknown; {hint}Known: {', '.join(known)}, or module:Class")
-            args = getattr(self, f"{key}_args")
-            if args and name in known:
-                raise ValueError(f"{key}_args goes with a class of your own; {name} has its settings beside it")
-            if any(value is None for value in args.values()):
-                raise ValueError(f"{key}_args has a value of None, which a file cannot hold: leave it out")
-        if trouble := self._discord():
+        if trouble := discord(self):
             raise ValueError(trouble)
         return self
-
-    def _discord(self) -> str:
-        """What does not go together; empty: all does."""
-        counted = ("median", "trimmed-mean", "krum")
-        led = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
-        if self.nesterov and not self.momentum:
-            return "nesterov looks ahead along the momentum: momentum must be above 0"
-        if self.local in ("adam", "adamw") and (self.momentum or self.nesterov):
-            return f"local = {self.local!r} has a momentum of its own, beta1: momentum must be 0"
-        if self.local == "scaffold" and self.momentum:
-            return 'local = "scaffold" takes the path of plain SGD for the mean slope: momentum must be 0'
-        if self.local == "feddyn" and self.server != "mean":
-            return 'local = "feddyn" has a server step of its own: server must be "mean"'
-        if self.local == "feddyn" and self.update_norm:
-            return 'local = "feddyn" corrects the plain mean of the models: update_norm must be 0'
-        if self.server == "fednova" and (self.local != "sgd" or self.nesterov):
-            return 'server = "fednova" counts what each step of plain SGD adds: local must be "sgd", without nesterov'
-        if self.local == "scaffold" and self.server in counted:
-            return (
-                f'local = "scaffold" moves with the mean of its clients: server = {self.server!r} takes another model'
-            )
-        if self.server in counted and self.weights != "equal":
-            return f'server = {self.server!r} counts every client alike: weights must be "equal"'
-        if self.server_lr and self.server in SERVERS and self.server not in led:
-            return f"server = {self.server!r} has no rate of its own: server_lr goes with {', '.join(led)}"
-        if self.schedule != "constant" and not self.schedule_rounds:
-            return f"schedule = {self.schedule!r} needs schedule_rounds, at least 1"
-        return ""
 
 
 class Stopping(Section):

@@ -196,5 +196,6 @@ def test_schedules() -> None:
     assert cosine == pytest.approx([0.8 * (0.5 + 0.5 * h) for h in half] + [0.4, 0.4])
     both = rates(schedule="step", schedule_rounds=2, warmup=2)
     assert both == pytest.approx([0.4, 0.8, 0.4, 0.4, 0.2, 0.2, 0.1])
+    assert rates(schedule="step", schedule_rounds=1, schedule_floor=0.25)[2:] == [0.2] * 5
     assert schedule.constant(Federation())
     assert not schedule.constant(Federation(warmup=3))

@@ -11,10 +11,11 @@ from tests.conftest import Command
 
 import cpfl
 from cpfl.errors import SettingError
-from cpfl.experiment import LOCALS, SERVERS, Experiment, Federation
+from cpfl.experiment import Experiment, Federation
 from cpfl.federation import parts
 from cpfl.federation.local_part import LocalPart
 from cpfl.federation.server_part import ServerPart
+from cpfl.part_settings import LOCALS, SERVERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-algorithm.md"
 
