@@ -21,8 +21,8 @@ class Estimate:
     """Costs of one round of all cohorts, of the distillation, and of what is kept."""
 
     steps: float  # mini-batches in one round of all cohorts
-    round_seconds: float
-    distillation_seconds: float
+    round_seconds: float | None  # None: on a GPU, where plain steps say nothing of lanes and cost seconds to time
+    distillation_seconds: float | None
     memory_bytes: int
     disk_bytes: int  # without snapshots
     snapshot_bytes: int  # one snapshot of all cohorts
@@ -31,21 +31,45 @@ class Estimate:
         """One line for a person."""
         rounds = min(experiment.max_rounds, experiment.stopping.rounds if experiment.stopping.rule == "rounds" else 100)
         snapshots = f" + {_size(self.snapshot_bytes)} a snapshot" if experiment.snapshots else ""
+        room = f"{_size(self.memory_bytes)} of memory, {_size(self.disk_bytes)} of disk{snapshots}"
+        if self.round_seconds is None or self.distillation_seconds is None:
+            return f"{self.steps:,.0f} steps in a round of all cohorts, {room}"
         return (
             f"about {_duration(self.round_seconds * rounds)} for {rounds} rounds of all cohorts "
-            f"({self.steps:,.0f} steps each), {_duration(self.distillation_seconds)} to distil, "
-            f"{_size(self.memory_bytes)} of memory, {_size(self.disk_bytes)} of disk{snapshots}"
+            f"({self.steps:,.0f} steps each), {_duration(self.distillation_seconds)} to distil, {room}"
         )
 
 
 def estimate(problem: Problem, device: torch.device) -> Estimate:
-    """From the sizes of the work and a few timed steps on this machine."""
+    """From the sizes of the work and, on a CPU, a few timed steps on this machine."""
     experiment, data = problem.experiment, problem.data
     sizes = data.clients.training_sizes
     steps = 0.0
     for clients in problem.plan:
         share = selection.size(experiment.federation, len(clients)) / len(clients)
         steps += share * float(local.all_steps(experiment.federation, sizes[clients]).sum())
+    training, distilling = (None, None) if device.type == "cuda" else _seconds(problem, device)
+    model = sum(value.numel() * value.element_size() for value in problem.start.values())
+    local_part, server_part = parts.local_part(experiment.federation), parts.server_part(experiment.federation)
+    rows = model * experiment.clients if local_part.keeps_rows else 0  # and twice on disk, with two checkpoints
+    updates = model * experiment.clients if server_part.needs_all else 0
+    held = data.train.x.nbytes + data.test.x.nbytes + data.public.x.nbytes
+    return Estimate(
+        steps=steps,
+        round_seconds=None if training is None else steps * training,
+        distillation_seconds=distilling,
+        memory_bytes=2 * (held + rows)
+        + updates
+        + 4 * model * experiment.cohorts
+        + 300_000_000,  # the interpreter, torch
+        disk_bytes=(1 + 5 * experiment.cohorts) * model + 2 * rows,  # start; teacher and two checkpoints of two models
+        snapshot_bytes=model * experiment.cohorts,
+    )
+
+
+def _seconds(problem: Problem, device: torch.device) -> tuple[float, float]:
+    """Of a training step, and of the distillation."""
+    experiment, data = problem.experiment, problem.data
     module = models.fresh(problem.build, experiment.seed, "init", data.transform.dtype).to(device).eval()
     with models.threads(1):  # as engines do
         step = _timed(problem, module, device, experiment.federation.batch_size)
@@ -55,22 +79,7 @@ def estimate(problem: Problem, device: torch.device) -> Estimate:
     # A forward pass is about a third of a training step.
     public = len(data.public) * per_sample * (teachers / 3 + (experiment.distillation.epochs if teachers else 0))
     test = len(data.test) * per_sample / 3 * (teachers + experiment.distillation.epochs if teachers else 2)
-    model = sum(value.numel() * value.element_size() for value in problem.start.values())
-    rows = model * experiment.clients if parts.local_part(experiment.federation).keeps_rows else 0
-    updates = model * experiment.clients if parts.server_part(experiment.federation).needs_all else 0
-    held = data.train.x.nbytes + data.test.x.nbytes + data.public.x.nbytes
-    return Estimate(
-        steps=steps,
-        round_seconds=steps * step,
-        distillation_seconds=public + test,
-        memory_bytes=2 * (held + rows)
-        + updates
-        + 4 * model * experiment.cohorts
-        + 300_000_000,  # the interpreter with torch
-        # start; teacher and two checkpoints of two models each, and of what clients keep
-        disk_bytes=(1 + 5 * experiment.cohorts) * model + 2 * rows,
-        snapshot_bytes=model * experiment.cohorts,
-    )
+    return step, public + test
 
 
 def _timed(problem: Problem, module: nn.Module, device: torch.device, size: int) -> float:
@@ -85,7 +94,7 @@ def _timed(problem: Problem, module: nn.Module, device: torch.device, size: int)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        loss.item()  # waits for a GPU
+        loss.item()  # waits for a device
         seconds.append(time.perf_counter() - began)
     return min(seconds)
 

@@ -174,6 +174,9 @@ class Distillation(Section):
 
     recipe: Literal["paper", "consistent"] = "paper"  # targets once per image | student sees the teachers' views
     views: Count = 1  # consistent: different views of each image, taken in turn epoch by epoch
+    augment: Literal["training", "crop-flip", "mirror", "none"] = (
+        "training"  # of views; mirror: as it is, then mirrored
+    )
     join: Literal["logits", "probabilities"] = "logits"
     weights: Literal["labels", "uniform"] = "labels"  # per class, a cohort's share of its labels | 1/n
     loss: Literal["l1", "mse", "kl"] = "l1"
@@ -181,13 +184,19 @@ class Distillation(Section):
     epochs: Count = 50
     batch_size: Count = 512
     lr: Positive = 0.001  # Adam
+    schedule: Literal["constant", "one-cycle"] = "constant"  # of lr; one-cycle: up for a fifth of the steps, then down
     student: str = ""  # another model than the cohorts'; empty: the same
+    start: Literal["fresh", "mean"] = "fresh"  # the student's first weights: new ones, or the mean of the teachers'
     at: str = ""  # "10h": distil the models every cohort had at that virtual time
     quorum: Fraction = 1.0  # distil when this share of the cohorts has stopped
     unfinished: Literal["latest", "drop"] = "latest"  # what cohorts that had not stopped contribute then
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.start == "mean" and self.student:
+            raise ValueError(
+                f'start = "mean" takes the teachers\' weights, which student = {self.student!r} cannot have'
+            )
         if self.at:
             hours(self.at)
             if self.quorum < 1:

@@ -23,7 +23,7 @@ from cpfl.engines.base import Engine
 from cpfl.experiment import Distillation
 from cpfl.federation.session import Closed, Session
 from cpfl.models import threads_for
-from cpfl.problem import Problem
+from cpfl.problem import Problem, check_views
 from cpfl.runs import checkpoint, files, records, teachers
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.runs.keeper import Keeper
@@ -108,6 +108,7 @@ def distil_cohorts(
     problem: Problem, folder: RunFolder, settings: Distillation, into: Path, device: torch.device, watcher: Watcher
 ) -> dict[str, Any]:
     """Distil the run's cohort models, as these settings choose and join them, into one global model."""
+    check_views(problem.data, settings)
     chosen = teachers.choose(folder, settings)
     if all(path == folder.model("start") for path in chosen.paths):
         watcher.on_note(f"no cohort has a snapshot before {chosen.hours:.2f} h: these teachers are untrained")

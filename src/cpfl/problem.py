@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,7 +18,7 @@ from cpfl.data import federated
 from cpfl.data.federated import FederatedData, Given
 from cpfl.devices import Fleet, fleet
 from cpfl.errors import ModelError, SettingError
-from cpfl.experiment import Experiment, Model
+from cpfl.experiment import Distillation, Experiment, Model
 from cpfl.models import ModelFactory, State
 
 
@@ -54,6 +55,7 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
             'stopping.judge = "ensemble" needs validation samples, and no client keeps any: '
             "lower data.validation_minimum or raise data.validation"
         )
+    check_views(data, experiment.distillation)
     shape, classes = data.train.shape, data.classes
     build = models.factory(experiment.model, shape, classes) if model is None else own_factory(model)
     other = experiment.distillation.student
@@ -67,6 +69,16 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
     state = models.state_of(start)
     size = models.wire_bytes(experiment.model, state)
     return Problem(experiment, data, build, build_student, devices, plan, state, size)
+
+
+def check_views(data: FederatedData, settings: Distillation) -> None:
+    """Only images can be cropped and mirrored."""
+    public = data.public
+    if settings.augment in ("crop-flip", "mirror") and (len(public.shape) != 3 or public.x.dtype != np.uint8):
+        raise SettingError(
+            f"distillation.augment = {settings.augment!r} is for images (uint8, channels first), not for samples of "
+            f"shape {public.shape}; allowed here: training, none"
+        )
 
 
 def own_factory(model: OwnModel) -> ModelFactory:

@@ -119,7 +119,9 @@ def test_median(count: int) -> None:
     np.testing.assert_allclose(got, start + np.median(changes, axis=0), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("count", "trim", "out"), [(1, 0.4, 0), (5, 0.2, 1), (9, 0.1, 0), (10, 0.49, 4), (4, 0.0, 0), (100, 0.29, 29)])
+@pytest.mark.parametrize(
+    ("count", "trim", "out"), [(1, 0.4, 0), (5, 0.2, 1), (9, 0.1, 0), (10, 0.49, 4), (4, 0.0, 0), (100, 0.29, 29)]
+)
 def test_trimmed_mean(count: int, trim: float, out: int) -> None:
     start, changes = drawn(1, 5)[0], drawn(count, 6)
     expected = [np.mean(sorted(column)[out : count - out]) for column in changes.T]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 PAD = 4  # random crop with this much black around the image
 HOLE = 16  # side of the square that cutout blanks
+NOWHERE = -HOLE  # a cutout centre that blanks nothing
 
 Plan = NDArray[np.int64]
 

@@ -13,18 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl import models
-from cpfl.data.transform import draw_plan
 from cpfl.distillation.student import EpochRecord, teach
-from cpfl.distillation.targets import Chunks, Numbers, contribution, joined, logits_of
+from cpfl.distillation.targets import Chunks, Numbers, Teachers, contribution, logits_of, placed
+from cpfl.distillation.views import Views
 from cpfl.distillation.weights import class_weights, cohort_counts
 from cpfl.experiment import Distillation
 from cpfl.models import State
 from cpfl.problem import Problem
-from cpfl.randomness import stream
-from cpfl.stacked import layers
-
-Teachers = Callable[[], Iterable[State]]
-"""The teachers' models, one after the other: never all in memory."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ def distil(
     dtype = data.transform.dtype
     models.choose_arithmetic(problem.experiment.precision)
     numbers = Numbers(device, problem.experiment.precision)
-    teacher = _placed(models.fresh(problem.build, seed, "init", dtype), numbers)
+    teacher = placed(models.fresh(problem.build, seed, "init", dtype), numbers)
     weights_NC = class_weights(cohort_counts(data.counts, problem.plan), settings.weights, cohorts)
     x_test = torch.as_tensor(data.test.x).to(device)
     y_test = torch.as_tensor(data.test.y).to(device)
@@ -76,8 +71,11 @@ def distil(
     if len(cohorts) == 1:
         student = teacher  # as it was loaded last
     else:
-        student = _placed(models.fresh(problem.build_student, seed, "student", dtype), numbers)
-        views = _Views(problem, teacher, teachers, weights_NC, settings, numbers)
+        student = models.fresh(problem.build_student, seed, "student", dtype)
+        if settings.start == "mean":
+            student.load_state_dict(mean_of(teachers()))
+        student = placed(student, numbers)
+        views = Views(problem, teacher, teachers, weights_NC, settings, numbers)
 
         def remember(record: EpochRecord) -> None:
             epochs.append(record)
@@ -101,72 +99,16 @@ def distil(
     )
 
 
-class _Views:
-    """Public images as the student sees them, and the targets that belong to what it sees.
-
-    paper:       targets once, on one view of each image; the student sees a new view in every epoch.
-    consistent:  student and teachers see the same views, `views` of them in turn.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        teacher: nn.Module,
-        teachers: Teachers,
-        weights_NC: NDArray[np.float64],
-        settings: Distillation,
-        numbers: Numbers,
-    ) -> None:
-        self._data, self._seed, self._settings, self._numbers = (
-            problem.data,
-            problem.experiment.seed,
-            settings,
-            numbers,
-        )
-        self._teacher, self._teachers, self._weights = teacher, teachers, weights_NC
-        self._x = torch.as_tensor(problem.data.public.x).to(numbers.device)
-        self._known: dict[int, Tensor] = {}  # targets by view
-        self._targets: Tensor | None = None  # of this epoch, always in the same place: a captured graph reads it
-        self._plan: Tensor | None = None
-
-    def begin(self, epoch: int) -> None:
-        """Make the views and targets of this epoch ready."""
-        if self._settings.recipe == "paper":
-            seen, labelled = epoch + 1, 0
-        else:
-            seen = labelled = epoch % self._settings.views
-        if labelled not in self._known:
-            self._known[labelled] = self._joined(labelled)
-        self._targets = _same_place(self._targets, self._known[labelled])
-        if self._data.augmented:
-            self._plan = _same_place(self._plan, self._drawn(seen))
-
-    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The student's inputs and targets for these rows."""
-        assert self._targets is not None, "an epoch has begun"
-        return self._inputs(rows, self._plan), self._targets[rows]
-
-    def _inputs(self, rows: Tensor | slice, plan: Tensor | None) -> Tensor:
-        return self._data.public_transform(self._x[rows], None if plan is None else plan[rows])
-
-    def _drawn(self, view: int) -> Tensor:
-        plan = draw_plan(stream(self._seed, "view", view), len(self._x), self._data.train.shape)
-        return torch.from_numpy(plan).to(self._numbers.device)
-
-    def _joined(self, view: int) -> Tensor:
-        plan = self._drawn(view) if self._data.augmented else None
-        inputs = Chunks(len(self._x), lambda rows: self._inputs(rows, plan), self._numbers)
-        return joined(self._teacher, self._teachers(), self._weights, inputs, self._settings)
-
-
-def _same_place(held: Tensor | None, value: Tensor) -> Tensor:
-    return value.clone() if held is None else held.copy_(value)
-
-
-def _placed(module: nn.Module, numbers: Numbers) -> nn.Module:
-    """On the device, with the layers that are fastest there."""
-    kernels = models.kernel_dtype(numbers.device, numbers.precision)
-    return (module if kernels is None else layers.fit(module, kernels, alone=True)).to(numbers.device)
+def mean_of(states: Iterable[State]) -> State:
+    """The mean of models of one form; whole numbers, which counters are, stay the first one's."""
+    total: State = {}
+    for count, state in enumerate(states, start=1):
+        for name, value in state.items():
+            if count == 1:
+                total[name] = value.clone()
+            elif value.is_floating_point():
+                total[name] += (value - total[name]) / count
+    return total
 
 
 def per_cent(scores_TC: Tensor, y_T: Tensor) -> float:

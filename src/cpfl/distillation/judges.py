@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cpfl import models
-from cpfl.distillation.targets import Chunks, Numbers, joined
+from cpfl.distillation.targets import Chunks, Numbers, joined, placed
 from cpfl.distillation.weights import class_weights, cohort_counts
 from cpfl.experiment import Distillation
 from cpfl.federation.joint import Cost, asking_clients, asking_servers
@@ -111,10 +111,10 @@ class Join:
     def __init__(self, problem: Problem, settings: Distillation, device: torch.device) -> None:
         self._settings = settings
         self._counts_NC: NDArray[np.int64] = cohort_counts(problem.data.counts, problem.plan)
-        self._module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype)
-        self._module.to(device)
         self._state = problem.start
         self.numbers = Numbers(device, problem.experiment.precision)
+        module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype)
+        self._module = placed(module, self.numbers)
 
     def __call__(self, teachers: Sequence[State], cohorts: Sequence[int], inputs: Chunks) -> Tensor:
         """(T, C), of the kind that a student would be taught."""

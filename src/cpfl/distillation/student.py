@@ -17,6 +17,7 @@ from cpfl.errors import CpflError, ModelError
 from cpfl.experiment import Distillation
 from cpfl.randomness import stream
 
+RISE = 0.2  # of the steps of one cycle
 WARM_UPS = 3  # plain steps before the step becomes a graph
 
 
@@ -52,6 +53,8 @@ def teach(
     """Adam on the public samples, epoch after epoch, each in its own order."""
     device = next(student.parameters()).device
     step = Step(student, settings, numbers, lesson)
+    steps = settings.epochs * math.ceil(samples / settings.batch_size)
+    done = 0
     for epoch in range(settings.epochs):
         student.train()
         lesson.begin(epoch)
@@ -60,11 +63,21 @@ def teach(
         with torch.random.fork_rng():
             models.seed_torch(seed, "model-epoch", epoch)
             for rows in torch.split(order, settings.batch_size):
+                if settings.schedule == "one-cycle":
+                    step.set_rate(settings.lr * one_cycle(done / steps))
                 step(rows)
+                done += 1
         total = step.total.item()
         if not math.isfinite(total):
             raise CpflError(f"the student's loss became {total} in epoch {epoch + 1}: lower distillation.lr")
         on_epoch(EpochRecord(epoch + 1, total / samples, accuracy(student)))
+
+
+def one_cycle(share: float) -> float:
+    """The learning rate after this share of the steps, of its highest: up in a line, down along a cosine."""
+    if share < RISE:
+        return share / RISE
+    return 0.5 * (1 + math.cos(math.pi * (share - RISE) / (1 - RISE)))
 
 
 class Step:
@@ -75,10 +88,19 @@ class Step:
         self._student, self._settings, self._numbers, self._lesson = student, settings, numbers, lesson
         self._on_gpu = device.type == "cuda"
         self._optimizer = torch.optim.Adam(student.parameters(), settings.lr, capturable=self._on_gpu)
+        if self._on_gpu:  # a captured graph reads it where it is
+            self._rate = self._optimizer.param_groups[0]["lr"] = torch.tensor(settings.lr, device=device)
         self._rows = torch.zeros(settings.batch_size, dtype=torch.int64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._done = 0
         self.total = torch.zeros((), device=device)  # of the epoch: loss times samples
+
+    def set_rate(self, rate: float) -> None:
+        """Another learning rate from now on."""
+        if self._on_gpu:
+            self._rate.fill_(rate)
+        else:
+            self._optimizer.param_groups[0]["lr"] = rate
 
     def __call__(self, rows: Tensor) -> None:
         """Learn from these rows of the public set."""

@@ -17,9 +17,13 @@ from torch import Tensor, nn
 from cpfl import models
 from cpfl.experiment import Distillation
 from cpfl.models import State
+from cpfl.stacked import layers
 
 CHUNK = {"cuda": 4096}  # samples in one forward pass; elsewhere 1024
 KEPT = 2**30  # bytes of inputs that are kept for the next teacher instead of being made again
+
+Teachers = Callable[[], Iterable[State]]
+"""The teachers' models, one after the other: never all in memory."""
 
 Inputs = Callable[[slice], Tensor]
 """The model inputs at these positions, made when they are needed."""
@@ -35,6 +39,12 @@ class Numbers:
     def arithmetic(self) -> AbstractContextManager[object]:
         """A stretch of this arithmetic."""
         return models.arithmetic(self.device, self.precision)
+
+
+def placed(module: nn.Module, numbers: Numbers) -> nn.Module:
+    """On the device, with the layers that are fastest there."""
+    kernels = models.kernel_dtype(numbers.device, numbers.precision)
+    return (module if kernels is None else layers.fit(module, kernels, alone=True)).to(numbers.device)
 
 
 class Chunks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -10,6 +11,7 @@ import torch
 from cpfl import models
 from cpfl.engines.base import OnRound
 from cpfl.engines.lanes.judging import Judging
+from cpfl.engines.lanes.planners import Planners
 from cpfl.engines.lanes.shift import Shift
 from cpfl.engines.lanes.stack import Layout
 from cpfl.engines.lanes.step import Bench, Lanes
@@ -17,8 +19,8 @@ from cpfl.federation import local, selection
 from cpfl.federation.session import Session
 from cpfl.problem import Problem
 
-BUSY = 0.85  # lanes for this share of the clients that could train at once: the rest waits a little, none idles
 MOST = {"cuda": 128, "cpu": 16}
+PLANNERS = {"cuda": 2}  # processes; on a CPU they would take cores from the training
 FEW = 16  # lanes of the small step that takes over when fewer clients are left
 
 
@@ -27,8 +29,18 @@ class LaneEngine:
 
     name = "lanes"
 
-    def __init__(self, problem: Problem, device: torch.device, lanes: int = 0, compiled: bool = True) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        device: torch.device,
+        lanes: int = 0,
+        compiled: bool = True,
+        planners: int | None = None,
+    ) -> None:
         experiment = problem.experiment
+        # Before anything is compiled: they need a few seconds to come up.
+        self._planners = Planners(problem, PLANNERS.get(device.type, 0) if planners is None else planners)
+        weakref.finalize(self, self._planners.end)
         models.choose_arithmetic(experiment.precision)
         module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype).to(device).train()
         self._bench = Bench(problem, module, Layout.of(module), device)
@@ -44,15 +56,15 @@ class LaneEngine:
 
     @staticmethod
     def default_lanes(problem: Problem, device: torch.device) -> int:
-        """As many as can be kept busy: a cohort's round lasts as long as its longest client, so with skewed sizes far
-        fewer clients train at once than take part."""
+        """As many as can be kept busy to the end: the cohort of the longest client needs so many steps for a round,
+        and all other work must fit beside it."""
         settings = problem.experiment.federation
-        at_once = 0.0
+        total, longest = 0.0, 1.0
         for clients in problem.plan:
             steps = local.all_steps(settings, problem.data.clients.training_sizes[clients])
-            share = selection.size(settings, len(clients)) / len(clients)
-            at_once += max(1.0, share * float(steps.sum() / steps.max()))
-        wanted = 8 * max(1, round(BUSY * at_once / 8))
+            total += float(steps.mean()) * selection.size(settings, len(clients))
+            longest = max(longest, float(steps.max()))
+        wanted = 8 * max(1, round(total / longest / 8))
         return min(wanted, MOST.get(device.type, MOST["cpu"]), problem.experiment.clients)
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
@@ -60,4 +72,8 @@ class LaneEngine:
         going = [session for session in sessions if not session.idle]
         if going:
             with models.threads(1):
-                Shift(self._bench, self._large, self._few, lambda: self._small, self._judging, going, on_round).work()
+                self._shift(going, on_round).work()
+
+    def _shift(self, going: Sequence[Session], on_round: OnRound) -> Shift:
+        small = lambda: self._small  # noqa: E731  (made when it is needed)
+        return Shift(self._bench, self._large, self._few, small, self._judging, self._planners, going, on_round)

@@ -1,6 +1,6 @@
 """A client's round as small integers, made on the host: which sample in which step, and how it is augmented.
 
-Axes: S steps, B batch.
+Axes: S steps, B batch, T samples of the round.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cpfl.experiment import Federation
 from cpfl.federation import local
-from cpfl.problem import Problem
 
 EMPTY = -1  # in place of a sample: nothing here
+
+Plan = tuple[NDArray[np.int32], NDArray[np.int8] | None]
+"""The samples of a round in batch order, by their place among the client's own, and how each is augmented (T, 5)."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,30 @@ class Task:
     steps: int
 
 
-def plan_task(problem: Problem, task: Task, rows_SB: NDArray[np.int32], plan_SB5: NDArray[np.int8] | None) -> None:
-    """Write the rows of the training set, empty where a batch is short, and the augmentation, batch by batch."""
-    experiment, data = problem.experiment, problem.data
-    own = data.clients[task.client].training
-    rows_SB[: task.steps] = EMPTY
-    batches = local.batches(experiment.federation, len(own), experiment.seed, task.client, task.round)
-    for step, batch in enumerate(batches):
-        rows_SB[step, : len(batch)] = own[batch]
-    if plan_SB5 is not None:
-        count = local.samples(experiment.federation, len(own))
-        plan = local.augmentation(count, data.train.shape, experiment.seed, task.client, task.round)
-        plan_SB5[: task.steps][rows_SB[: task.steps] != EMPTY] = plan  # both in batch order
+def draw(settings: Federation, seed: int, shape: tuple[int, ...] | None, samples: int, client: int, round: int) -> Plan:
+    """A client's round; without a shape nothing is augmented."""
+    order = np.concatenate(local.batches(settings, samples, seed, client, round)).astype(np.int32)
+    if shape is None:
+        return order, None
+    return order, local.augmentation(len(order), shape, seed, client, round).astype(np.int8)
+
+
+def lay_out(
+    settings: Federation,
+    own: NDArray[np.integer],
+    plan: Plan,
+    rows_SB: NDArray[np.int32],
+    plan_SB5: NDArray[np.int8] | None,
+) -> None:
+    """Write a plan down step by step: rows of the training set, empty where a batch is short."""
+    order, augmentation = plan
+    steps, size = local.steps(settings, len(own)), settings.batch_size
+    counts = np.full(steps, min(size, len(own)))
+    if not settings.local_steps:  # the last batch of an epoch may be short
+        epoch = steps // settings.local_epochs
+        counts[epoch - 1 :: epoch] = len(own) - (epoch - 1) * size
+    there = np.arange(size) < counts[:, None]
+    rows_SB[:steps] = EMPTY
+    rows_SB[:steps][there] = own[order]
+    if plan_SB5 is not None and augmentation is not None:
+        plan_SB5[:steps][there] = augmentation

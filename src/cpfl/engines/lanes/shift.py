@@ -1,13 +1,15 @@
 """Sessions on their way through the lanes until all have stopped.
 
 When a lane's client has ended its local work, its model is added to its cohort's sum and the lane takes the next client
-that waits, of any cohort. A cohort whose round is complete gets its new model and begins its next round at once, while
-the others go on: the judgement of the model arrives a few steps later, and if it says stop, what was begun is dropped.
-So the host only plans, and the device never waits for it.
+that waits, of any cohort: those that are behind come first, so that no lane is idle before the end. A cohort whose
+round is complete gets its new model and begins its next round at once, while the others go on: the judgement of the
+model arrives a few steps later, and if it says stop, what was begun is dropped. So the host only plans, and the device
+never waits for it.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +19,8 @@ import torch
 
 from cpfl.engines.base import OnRound
 from cpfl.engines.lanes.judging import Complete, Judging, Ticket
-from cpfl.engines.lanes.plans import EMPTY, Task, plan_task
+from cpfl.engines.lanes.planners import Planners
+from cpfl.engines.lanes.plans import EMPTY, Task, draw, lay_out
 from cpfl.engines.lanes.step import Bench, Lanes
 from cpfl.errors import DivergedError
 from cpfl.federation import local, schedule
@@ -25,6 +28,7 @@ from cpfl.federation.session import ClientResult, Outcome, Session
 
 QUIET = 100  # steps with few clients after which the small lanes take over; making them takes seconds
 AHEAD = {"cuda": 6, "cpu": 0}  # steps that the host may be ahead, and after which a judgement is read: so runs repeat
+Waiting = tuple[int, int, int, int, Task]  # what comes first; of equals, what was queued first
 
 
 class Round:
@@ -46,10 +50,11 @@ class Shift:
         few: int,
         small: Callable[[], Lanes],
         judging: Judging,
+        planners: Planners,
         sessions: Sequence[Session],
         on_round: OnRound,
     ) -> None:
-        self._bench, self._judging, self._on_round = bench, judging, on_round
+        self._bench, self._judging, self._planners, self._on_round = bench, judging, planners, on_round
         self._large, self._few, self._small = large, few, small
         self._quiet = 0  # steps in a row that the small lanes could have done
         self._problem, self._device = bench.problem, bench.device
@@ -57,7 +62,8 @@ class Shift:
         self._sessions, self._server = sessions, bench.keeping.server
         self._place = {session.cohort: place for place, session in enumerate(sessions)}
         self._rounds: dict[int, Round] = {}  # the one in training, by cohort
-        self._waiting: deque[Task] = deque()
+        self._waiting: list[Waiting] = []  # a heap
+        self._queued = 0
         self._judged: deque[tuple[int, list[Round], Ticket]] = deque()
         self._ahead = AHEAD.get(self._device.type, 0)
         self._marks: deque[torch.cuda.Event] = deque()
@@ -89,14 +95,18 @@ class Shift:
                 self._close(rounds, ticket)
 
     def _open(self, session: Session, number: int) -> None:
-        """Queue a round's clients, the longest first: they end it."""
+        """Queue a round's clients: early rounds come first, and of those the ones that last longest."""
         participants = session.participants(number)
         if not participants:
             return
         self._rounds[session.cohort] = Round(session, number, participants)
-        steps = [(local.steps(self._settings, self._sizes[client]), client) for client in participants]
-        steps.sort(key=lambda pair: -pair[0])
-        self._waiting.extend(Task(session.cohort, client, number, count) for count, client in steps)
+        steps = [local.steps(self._settings, self._sizes[client]) for client in participants]
+        tasks = [Task(session.cohort, client, number, count) for client, count in zip(participants, steps, strict=True)]
+        tasks.sort(key=lambda task: -task.steps)
+        self._planners.ask(tasks, self._sizes)
+        for task in tasks:
+            self._queued += 1
+            heapq.heappush(self._waiting, (number, -tasks[0].steps, -task.steps, self._queued, task))
 
     def _put_to(self, lanes: Lanes) -> None:
         """Work with these lanes from now on; all are idle."""
@@ -124,13 +134,21 @@ class Shift:
             return
         entering = []
         for lane in free:
-            task = self._waiting.popleft()
-            plan_task(
-                self._problem, task, self._rows_LSB[lane], None if self._plan_LSB5 is None else self._plan_LSB5[lane]
-            )
+            task = heapq.heappop(self._waiting)[-1]
+            self._plan(task, lane)
             self._tasks[lane], self._left[lane], self._at[lane] = task, task.steps, 0
             entering.append((lane, self._place[task.cohort], task.client, schedule.rate(self._settings, task.round)))
         self._lanes.fill(entering)
+
+    def _plan(self, task: Task, lane: int) -> None:
+        data, settings = self._problem.data, self._settings
+        own = data.clients[task.client].training
+        plan = self._planners.take(task)
+        if plan is None:
+            shape, seed = data.train.shape if data.augmented else None, self._problem.experiment.seed
+            plan = draw(settings, seed, shape, len(own), task.client, task.round)
+        augmentation = None if self._plan_LSB5 is None else self._plan_LSB5[lane]
+        lay_out(settings, own, plan, self._rows_LSB[lane], augmentation)
 
     def _move(self, wanted: Lanes) -> None:
         """Carry the clients in training over to lanes of the other count."""
@@ -236,7 +254,11 @@ class Shift:
     def _drop(self, cohort: int) -> None:
         """Forget what a cohort that has stopped had begun."""
         if self._rounds.pop(cohort, None) is not None:
-            self._waiting = deque(task for task in self._waiting if task.cohort != cohort)
+            dropped = [waiting for waiting in self._waiting if waiting[-1].cohort == cohort]
+            for waiting in dropped:
+                self._planners.forget(waiting[-1])
+            self._waiting = [waiting for waiting in self._waiting if waiting[-1].cohort != cohort]
+            heapq.heapify(self._waiting)
             for lane, task in enumerate(self._tasks):
                 if task is not None and task.cohort == cohort:
                     self._free(lane)

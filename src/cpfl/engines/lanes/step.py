@@ -46,7 +46,7 @@ class Bench:
 
     def inputs(self, rows: Tensor, plan: Tensor | None) -> Tensor:
         """Model inputs for rows of any shape; empty rows give some sample that the caller leaves out."""
-        flat = rows.reshape(-1).clamp(min=0)
+        flat = rows.reshape(-1).long().clamp(min=0)  # long: places in millions of images are beyond 32 bits
         augmentation = None if plan is None else plan.reshape(-1, plan.shape[-1]).long()
         x = self.problem.data.transform(self.x[flat], augmentation)
         return x.reshape(*rows.shape, *x.shape[1:])
@@ -59,7 +59,7 @@ class Bench:
 
     def labels(self, rows: Tensor) -> Tensor:
         """Labels for rows of any shape."""
-        return self.y[rows.clamp(min=0)]
+        return self.y[rows.long().clamp(min=0)]
 
 
 class Lanes:
