@@ -22,6 +22,7 @@ from cpfl.distillation.weights import cohort_counts
 from cpfl.engines import choice
 from cpfl.errors import CpflError, ModelError, RunFolderError, SettingError
 from cpfl.experiment import GIVEN, Experiment
+from cpfl.federation import parts
 from cpfl.models import State
 from cpfl.planning import reveals
 from cpfl.presets.published import published
@@ -45,6 +46,7 @@ def prepare_named(
     if folder is not None and not folder.is_dir():
         raise SettingError(f"--data {folder} is not a folder")
     roots = search_roots(folder)
+    parts.check(experiment.federation)
     obtain(experiment, folder, given, note)
     return prepare(experiment, roots, given, model, plan)
 

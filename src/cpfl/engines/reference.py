@@ -13,8 +13,12 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.engines.base import OnRound
+from cpfl.engines.lanes.stack import Layout
 from cpfl.errors import DivergedError, ModelError
-from cpfl.federation import local, server
+from cpfl.federation import local, parts, schedule, server
+from cpfl.federation.local_part import Course
+from cpfl.federation.memory import ROWS, Memory
+from cpfl.federation.server_part import Joining
 from cpfl.federation.session import ClientResult, Outcome, Session, Work
 from cpfl.problem import Problem
 
@@ -33,6 +37,10 @@ class ReferenceEngine:
         self._module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype).to(
             device
         )
+        self._layout = Layout.of(self._module)
+        self._others = [n for n in problem.start if n not in self._layout.names and n not in self._layout.ties]
+        self._local = parts.local_part(problem.experiment.federation)
+        self._server = parts.server_part(problem.experiment.federation)
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Always advance the cohort that is furthest behind in virtual time."""
@@ -49,40 +57,82 @@ class ReferenceEngine:
                 heapq.heappush(waiting, (session.clock, session.cohort, session))
 
     def do(self, work: Work) -> Outcome:
-        """One round of one cohort: its participants train, their mean is the new model, and they judge it."""
+        """One round of one cohort: its participants train, the server makes the new model, and they judge it."""
         start = {name: value.to(self._device) for name, value in work.model.items()}
-        mean, results = server.Mean(), []
+        layout, part, sizes = self._layout, self._server, []
+        start_P, others = layout.row(start, self._device), server.Mean()
+        joining, results, memory = Joining(part, start_P), [], self._recalled(work, start_P)
+        rows, moved_P = dict[int, Tensor](), torch.zeros_like(start_P)
         for client in work.participants:
             self._module.load_state_dict(start)
-            results.append(self._train(client, work))
-            weight = server.weight(self._problem.experiment.federation.weights, self._size(client))
-            mean.add(self._module.state_dict(), weight)
-        model = mean.result()
+            before_P = self._row(work.memory.clients.get(client), start_P)
+            at = Course(
+                schedule.rate(self._problem.experiment.federation, work.round),
+                start_P.new_zeros(1),
+                {name: torch.zeros_like(start_P) for name in self._local.memory},
+                start_P,
+                before_P,
+                memory.get(ROWS),
+            )
+            result, params_P = self._train(client, work, at)
+            results.append(result)
+            sizes.append((self._size(client), result.steps))
+            joining.add(params_P, part.weight(*sizes[-1]))
+            state = self._module.state_dict()
+            others.add({name: state[name] for name in self._others}, server.weight(part.settings.weights, sizes[-1][0]))
+            if self._local.keeps_rows:
+                rows[client] = self._local.leave(params_P, at)
+                moved_P += rows[client] - before_P
+        model_P = joining.result(part.pace(sizes), memory)
+        if self._local.keeps_rows:
+            memory[ROWS] = memory[ROWS] + moved_P / work.size
+            model_P = self._local.settle(model_P, memory[ROWS])
+        found = {**layout.state(model_P), **others.result()}
+        model = {name: found[name].clone() for name in start}
         self._module.load_state_dict(model)
         self._module.eval()
-        return Outcome(model, [replace(r, validation=self._validate(r.client, work)) for r in results])
+        results = [replace(r, validation=self._validate(r.client, work)) for r in results]
+        kept = Memory(
+            {name: layout.views(row) for name, row in memory.items()},
+            {client: layout.views(row) for client, row in rows.items()},
+        )
+        return Outcome(model, results, kept)
 
-    def _train(self, client: int, work: Work) -> ClientResult:
+    def _recalled(self, work: Work, like: Tensor) -> dict[str, Tensor]:
+        """The cohort's rows from earlier rounds, or as they begin."""
+        rows = {ROWS: self._row(work.memory.cohort.get(ROWS), like)} if self._local.keeps_rows else {}
+        for name in self._server.memory:
+            rows[name] = self._row(work.memory.cohort.get(name), like, self._server.first(name))
+        return rows
+
+    def _row(self, state: models.State | None, like: Tensor, first: float = 0.0) -> Tensor:
+        return torch.full_like(like, first) if state is None else self._layout.row(state, self._device)
+
+    def _train(self, client: int, work: Work, at: Course) -> tuple[ClientResult, Tensor]:
         experiment, module = self._problem.experiment, self._module
         settings = experiment.federation
         chosen = local.batches(settings, self._size(client), experiment.seed, client, work.round)
         x, y = self._inputs(client, work, np.concatenate(chosen))
         module.train()
         models.seed_torch(experiment.seed, "model", client, work.round)
-        optimizer = torch.optim.SGD(module.parameters(), settings.lr, settings.momentum)
-        losses, at = [], 0
+        own: models.State = {name: value for name, value in module.named_parameters()}  # noqa: C416
+        params_P = self._layout.row(own, self._device)
+        losses, done = [], 0
         for batch in chosen:
-            logits = self._forward(x[at : at + len(batch)], client, work)
-            loss = nn.functional.cross_entropy(logits, y[at : at + len(batch)])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            logits = self._forward(x[done : done + len(batch)], client, work)
+            loss = nn.functional.cross_entropy(logits, y[done : done + len(batch)])
+            slopes = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
+            at.count += 1
+            self._local.learn(params_P, torch.cat([slope.reshape(-1) for slope in slopes]), at)
+            with torch.no_grad():
+                for name, value in self._layout.views(params_P).items():
+                    own[name].copy_(value)
             losses.append(loss.detach())
-            at += len(batch)
+            done += len(batch)
         mean_loss = torch.stack(losses).mean().item()
         if not math.isfinite(mean_loss):
             raise DivergedError(work.cohort, client, work.round, mean_loss)
-        return ClientResult(client, at, len(chosen), mean_loss, None)
+        return ClientResult(client, done, len(chosen), mean_loss, None), params_P
 
     def _forward(self, x: Tensor, client: int, work: Work) -> Tensor:
         try:
