@@ -66,11 +66,12 @@ def cpfl(problem: Problem, folder: RunFolder, engine: Engine, device: torch.devi
 
 
 def plan(problem: Problem) -> list[Session]:
-    """A session for every cohort, all from the same start."""
-    return [
-        Session(cohort, clients, problem.experiment, problem.fleet, problem.model_bytes, problem.start)
-        for cohort, clients in enumerate(problem.plan)
-    ]
+    """A session for every cohort, all from the same start, or the common one of those that train its model."""
+    sessions = []
+    for cohort, clients in enumerate(problem.plan):
+        own = problem.of(cohort)
+        sessions.append(Session(cohort, clients, own.experiment, own.fleet, own.model_bytes, own.start))
+    return sessions
 
 
 def federate(
@@ -110,7 +111,7 @@ def distil_cohorts(
     """Distil the run's cohort models, as these settings choose and join them, into one global model."""
     check_views(problem.data, settings)
     chosen = teachers.choose(folder, settings)
-    if all(path == folder.model("start") for path in chosen.paths):
+    if all(path == folder.start(i) for i, path in zip(chosen.cohorts, chosen.paths, strict=True)):
         watcher.on_note(f"no cohort has a snapshot before {chosen.hours:.2f} h: these teachers are untrained")
     (into / "summary.json").unlink(missing_ok=True)  # it must never stand beside another model
     with files.explained(into):

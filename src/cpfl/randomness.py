@@ -12,7 +12,8 @@ repair         client                     the donor of an empty client's one sam
 subset         – (seed 0)                 which column values become clients: the same for all seeds
 test           – (seed 0)                 which samples are held out where a source has no test set
 validation     client                     permutation of the client's samples; the first floor(share · n) validate
-cohorts        –                          permutation of the clients
+cohorts        –                          permutation of the clients; in other plans it settles ties
+swaps          –                          cohort plans: which cohorts are paired, and which clients might change places
 devices        –                          rows of the trace (or uniform quantiles of the synthetic fleet)
 selection      cohort, round              a round's participants
 batches        client, round              the permutation(s) of a client's training samples

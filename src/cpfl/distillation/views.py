@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ class Views:
     def __init__(
         self,
         problem: Problem,
-        teacher: nn.Module,
+        modules: Sequence[nn.Module],
         teachers: Teachers,
         weights_NC: NDArray[np.float64],
         settings: Distillation,
@@ -36,7 +38,7 @@ class Views:
             settings,
             numbers,
         )
-        self._teacher, self._teachers, self._weights = teacher, teachers, weights_NC
+        self._modules, self._teachers, self._weights = modules, teachers, weights_NC
         own = problem.experiment.data.augment  # of the training images
         self._augment: str = own if settings.augment == "training" else settings.augment
         self._x = torch.as_tensor(problem.data.public.x).to(numbers.device)
@@ -75,7 +77,7 @@ class Views:
     def _joined(self, view: int) -> Tensor:
         plan = None if self._augment == "none" else self._drawn(view)
         inputs = Chunks(len(self._x), lambda rows: self._inputs(rows, plan), self._numbers)
-        return joined(self._teacher, self._teachers(), self._weights, inputs, self._settings)
+        return joined(self._modules, self._teachers(), self._weights, inputs, self._settings)
 
 
 def _same_place(held: Tensor | None, value: Tensor) -> Tensor:

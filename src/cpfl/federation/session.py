@@ -13,7 +13,8 @@ from typing import Any
 
 from cpfl.devices import Fleet
 from cpfl.experiment import Experiment, interval
-from cpfl.federation import selection
+from cpfl.federation import parts, selection
+from cpfl.federation.memory import Memory
 from cpfl.federation.stopping import ROUNDING, Plateau, reason_to_stop
 from cpfl.models import State
 
@@ -26,6 +27,8 @@ class Work:
     round: int  # counted from 1
     participants: list[int]
     model: State
+    memory: Memory = field(default_factory=Memory)  # of the parts, from earlier rounds
+    size: int = 1  # of the cohort, whoever takes part
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Outcome:
     seconds: float | None = None  # measured length of the round; None: what the fleet says
     bytes: int | None = None  # measured traffic
     left_out: dict[int, str] = field(default_factory=dict)  # participants whose work is not in the model, and why
+    memory: Memory = field(default_factory=Memory)  # what the round changed of it
 
 
 @dataclass(frozen=True)
@@ -113,14 +117,17 @@ class Session:
         self.round, self.clock, self.cpu_seconds, self.bytes, self.samples = 0, 0.0, 0.0, 0, 0
         self.stopped = ""  # the reason, once it has
         self.legs = 0  # stopping rule joint: those that are over and judged
-        self._experiment, self._fleet, self._model_bytes = experiment, fleet, model_bytes
+        self.memory = Memory()
+        self._experiment, self._fleet = experiment, fleet
+        self._model_bytes = model_bytes * parts.local_part(experiment.federation).traffic
         self._plateau = Plateau(experiment.stopping.window)
         self._kept: State | None = None
 
     def open_round(self) -> Work:
         """What to do next."""
         assert not self.idle, "a session that has stopped or waits opens no round"
-        return Work(self.cohort, self.round + 1, self.participants(self.round + 1), self.model)
+        number = self.round + 1
+        return Work(self.cohort, number, self.participants(number), self.model, self.memory, len(self.clients))
 
     def participants(self, number: int) -> list[int]:
         """Who takes part in a round, known before the one before it is judged; nobody after the last there can be."""
@@ -149,6 +156,7 @@ class Session:
 
         before = Snapshot(self.cohort, self.round, self.clock, self.model)
         self.model = outcome.model
+        self.memory = self.memory.after(outcome.memory)
         self.round += 1
         self.clock += seconds
         self.cpu_seconds += cpu_seconds
@@ -235,12 +243,14 @@ class Session:
         states, newest = {"model": self.model}, self._kept is self.model
         if self._kept is not None and not newest:
             states["kept"] = self._kept
+        states |= self.memory.states()
         numbers = {key: getattr(self, key) for key in _NUMBERS}
         return states, {**numbers, "legs": self.legs, "kept_is_newest": newest, "plateau": self._plateau.state()}
 
     def restore(self, states: dict[str, State], numbers: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.model = states["model"]
+        self.memory = Memory.of(states)
         self._kept = self.model if numbers["kept_is_newest"] else states.get("kept")
         for key in _NUMBERS:
             setattr(self, key, numbers[key])

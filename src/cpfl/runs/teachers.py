@@ -58,7 +58,8 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent = [r for line in lines for r in line if r["clock"] <= moment + ROUNDING]
     asked = [j for j in judged if j["clock"] <= moment + ROUNDING]
-    sent = sum(r["bytes"] for r in [*spent, *asked]) + len(cohorts) * about["model_bytes"]
+    sizes = about.get("cohort_model_bytes", {})  # of cohorts that train a model of their own
+    sent = sum(r["bytes"] for r in [*spent, *asked]) + sum(sizes.get(str(i), about["model_bytes"]) for i in cohorts)
     return Teachers(
         cohorts=cohorts,
         paths=paths,
@@ -116,7 +117,7 @@ def _latest(folder: RunFolder, cohort: int, lines: list[dict[str, Any]], moment:
             "run it with --set snapshots=5h (or '50 rounds'), or set distillation.unfinished=drop"
         )
     ended = {line["round"]: line["clock"] for line in lines}
-    latest = folder.model("start")
+    latest = folder.start(cohort)
     for path in folder.snapshots(cohort):
         # A snapshot may be there a moment before the record of its round.
         if ended.get(int(path.stem.rpartition("-")[2]), math.inf) <= moment + ROUNDING:

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from cpfl.engines.base import OnRound
-from cpfl.engines.lanes.judging import Judging, Ticket
+from cpfl.engines.lanes.judging import Complete, Judging, Ticket
 from cpfl.engines.lanes.planners import Planners
 from cpfl.engines.lanes.plans import EMPTY, Task, draw, lay_out
 from cpfl.engines.lanes.step import Bench, Lanes
 from cpfl.errors import DivergedError
-from cpfl.federation import local, server
+from cpfl.federation import local, schedule
 from cpfl.federation.session import ClientResult, Outcome, Session
 
 QUIET = 100  # steps with few clients after which the small lanes take over; making them takes seconds
@@ -59,7 +59,7 @@ class Shift:
         self._quiet = 0  # steps in a row that the small lanes could have done
         self._problem, self._device = bench.problem, bench.device
         self._settings, self._clients = self._problem.experiment.federation, self._problem.data.clients
-        self._sessions = sessions
+        self._sessions, self._server = sessions, bench.keeping.server
         self._place = {session.cohort: place for place, session in enumerate(sessions)}
         self._rounds: dict[int, Round] = {}  # the one in training, by cohort
         self._waiting: list[Waiting] = []  # a heap
@@ -73,6 +73,7 @@ class Shift:
         for place, session in enumerate(sessions):
             bench.models_NP[place] = bench.layout.row(session.model, self._device)
         bench.sums_NP.zero_()
+        bench.keeping.load(sessions)
 
     def work(self) -> None:
         """Fill, step, harvest, judge, until nothing is left."""
@@ -131,13 +132,13 @@ class Shift:
         free = np.flatnonzero(self._left == 0)[: len(self._waiting)].tolist()
         if not free:
             return
-        places = []
+        entering = []
         for lane in free:
             task = heapq.heappop(self._waiting)[-1]
             self._plan(task, lane)
             self._tasks[lane], self._left[lane], self._at[lane] = task, task.steps, 0
-            places.append(self._place[task.cohort])
-        self._lanes.fill(free, places)
+            entering.append((lane, self._place[task.cohort], task.client, schedule.rate(self._settings, task.round)))
+        self._lanes.fill(entering)
 
     def _plan(self, task: Task, lane: int) -> None:
         data, settings = self._problem.data, self._settings
@@ -161,8 +162,8 @@ class Shift:
         if self._plan_LSB5 is not None and plans is not None:
             self._plan_LSB5[:count] = plans
         source = torch.from_numpy(busy).to(self._device)
-        for name in ("params_LP", "momenta_LP", "losses_L"):
-            getattr(wanted, name)[:count] = getattr(before, name)[source]
+        for ours, theirs in zip(wanted.states(), before.states(), strict=True):
+            ours[:count] = theirs[source]
 
     def _step(self) -> None:
         letter = self._lanes.batches.here
@@ -189,7 +190,7 @@ class Shift:
             assert task is not None
             self._free(lane)
             round = self._rounds[task.cohort]
-            weight = server.weight(self._settings.weights, self._sizes[task.client])
+            weight = self._server.weight(self._sizes[task.client], task.steps)
             ended.append((lane, self._place[task.cohort], task.client, weight))
             round.weight += weight
             round.missing -= 1
@@ -204,11 +205,17 @@ class Shift:
 
     def _judge(self, step: int, complete: list[Round]) -> None:
         """Have the new models made and judged, and begin the next rounds in the meantime."""
-        asked = [(self._place[r.session.cohort], r.weight, r.participants, r.number) for r in complete]
+        asked = [self._complete(round) for round in complete]
         self._judged.append((step, complete, self._judging.start(asked)))
         for round in complete:
             del self._rounds[round.session.cohort]
             self._open(round.session, round.number + 1)
+
+    def _complete(self, round: Round) -> Complete:
+        sizes = [self._sizes[client] for client in round.participants]
+        pace = self._server.pace([(size, local.steps(self._settings, size)) for size in sizes])
+        place, size = self._place[round.session.cohort], len(round.session.clients)
+        return Complete(place, round.weight, pace, size, round.participants, round.number)
 
     def _close(self, rounds: list[Round], ticket: Ticket) -> None:
         """Tell the sessions; what one that stops has begun is dropped."""
@@ -216,13 +223,14 @@ class Shift:
         at = 0
         for k, round in enumerate(rounds):
             mine = losses[at : at + len(round.participants)]
+            memory = ticket.seen.memory(k, at, round.participants)
             at += len(round.participants)
             session = round.session
             if session.stopped:
                 continue
             results = self._results(round, mine.tolist(), verdicts[k])
             model = self._bench.layout.state(ticket.models_VP[k])
-            self._on_round(session, session.close_round(Outcome(model, results)))
+            self._on_round(session, session.close_round(Outcome(model, results, memory=memory)))
             if session.stopped:
                 self._drop(session.cohort)
             elif session.cohort not in self._rounds and not self._under_way(session):

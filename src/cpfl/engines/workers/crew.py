@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from cpfl import models
-from cpfl.engines.workers.form import Rows
-from cpfl.engines.workers.trainer import Trainer, models_form
+from cpfl.engines.workers.form import Form, Rows
+from cpfl.engines.workers.trainer import Kept, Trainer, models_form
 from cpfl.errors import CpflError, ModelError
+from cpfl.federation import parts
 from cpfl.problem import Problem
 
 SLOTS = 2  # results of one worker that may wait to be read
@@ -56,11 +57,15 @@ def can_fork() -> bool:
 
 
 class Crew:
-    """So many workers. Models of cohorts lie in `places`, results in `slots`."""
+    """So many workers. Models of cohorts lie in `places`, results in `slots`, what clients keep in `kept`."""
 
-    def __init__(self, problem: Problem, count: int) -> None:
-        form = models_form(problem)
-        self.places, self.slots = form.rows(problem.experiment.cohorts), form.rows(count * SLOTS)
+    def __init__(self, problem: Problem, count: int, parameters: Form) -> None:
+        form, experiment = models_form(problem), problem.experiment
+        self.kept: Kept | None = None
+        if parts.local_part(experiment.federation).keeps_rows:
+            rows = (experiment.clients, experiment.cohorts, count * SLOTS)
+            self.kept = Kept(*(parameters.rows(number) for number in rows))
+        self.places, self.slots = form.rows(experiment.cohorts), form.rows(count * SLOTS)
         self._problem, self._count = problem, count
         self.waiting: deque[Job] = deque()
 
@@ -77,7 +82,7 @@ class Crew:
             trainer = Trainer(self._problem)
             while self.waiting:
                 job = self.waiting.popleft()
-                on_done(job, _do(trainer, self.places, self.slots, job, 0), 0)
+                on_done(job, _do(trainer, self.places, self.slots, self.kept, job, 0), 0)
 
     def _together(self, on_done: Done) -> None:
         workers: list[_Worker] = []
@@ -110,7 +115,7 @@ class Crew:
             slot = number * SLOTS + turn
             turn = (turn + 1) % SLOTS
             try:
-                answer: tuple[str, Any] = ("done", _do(trainer, self.places, self.slots, job, slot))
+                answer: tuple[str, Any] = ("done", _do(trainer, self.places, self.slots, self.kept, job, slot))
             except ModelError as error:
                 answer = ("model", str(error))
             except Exception:
@@ -178,7 +183,7 @@ def _keep_memory() -> None:
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 
 
-def _do(trainer: Trainer, places: Rows, slots: Rows, job: Job, slot: int) -> float | list[float]:
+def _do(trainer: Trainer, places: Rows, slots: Rows, kept: Kept | None, job: Job, slot: int) -> float | list[float]:
     if job.kind == "train":
-        return trainer.train(places, job.place, slots, slot, job.clients[0], job.round)
+        return trainer.train(places, job.place, slots, slot, job.clients[0], job.round, kept)
     return trainer.judge(places, job.place, job.clients, job.round)

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from cpfl import models
 from cpfl.engines.base import OnRound
+from cpfl.engines.lanes.stack import Layout
 from cpfl.engines.workers.crew import Crew, Job, can_fork, cores
+from cpfl.engines.workers.form import Form
+from cpfl.engines.workers.trainer import models_form, places_of
 from cpfl.errors import DivergedError
-from cpfl.federation import local, server
+from cpfl.federation import local, parts, server
+from cpfl.federation.memory import ROWS, Memory
+from cpfl.federation.server_part import Joining
 from cpfl.federation.session import ClientResult, Outcome, Session
 from cpfl.problem import Problem
 
@@ -29,13 +37,18 @@ class WorkerEngine:
     def __init__(self, problem: Problem, workers: int = 0) -> None:
         self._problem = problem
         wanted = min(workers or cores(), problem.experiment.clients)
-        self._crew = Crew(problem, wanted if can_fork() else 1)
+        self._anatomy = Anatomy.of(problem)
+        self._crew = Crew(problem, wanted if can_fork() else 1, self._anatomy.parameters)
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
         crew = self._crew
         crew.waiting.clear()
-        rounds = {session.cohort: Round(self._problem, crew, session) for session in sessions if not session.idle}
+        rounds = {
+            session.cohort: Round(self._problem, self._anatomy, crew, session)
+            for session in sessions
+            if not session.idle
+        }
 
         def on_done(job: Job, answer: float | list[float], slot: int) -> None:
             round = rounds[job.place]
@@ -49,29 +62,69 @@ class WorkerEngine:
                 session = round.session
                 on_round(session, session.close_round(round.outcome()))
                 if not session.idle:
-                    rounds[session.cohort] = Round(self._problem, crew, session)
+                    rounds[session.cohort] = Round(self._problem, self._anatomy, crew, session)
 
         crew.work(on_done)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Which numbers of a model are learnt: the server part's business; buffers are averaged."""
+
+    parameters: Form
+    places: Tensor | None  # where they lie among a row's floats; None: they are all there is
+    ties: dict[str, str]  # second names of a parameter, and its first
+
+    @classmethod
+    def of(cls, problem: Problem) -> Anatomy:
+        """Of the problem's model."""
+        dtype, form = problem.data.transform.dtype, models_form(problem)
+        layout = Layout.of(models.fresh(problem.build, problem.experiment.seed, "init", dtype))
+        return cls(form.only(layout.names), places_of(form.floats, set(layout.names)), layout.ties)
+
+    def learnt(self, floats_P: Tensor) -> Tensor:
+        """The parameters of a row."""
+        return floats_P if self.places is None else floats_P[self.places]
 
 
 class Round:
     """A round of one cohort that is under way: first its clients train, then they judge what came of it."""
 
-    def __init__(self, problem: Problem, crew: Crew, session: Session) -> None:
-        self.session, self._problem, self._crew = session, problem, crew
+    def __init__(self, problem: Problem, anatomy: Anatomy, crew: Crew, session: Session) -> None:
+        self.session, self._problem, self._crew, self._anatomy = session, problem, crew, anatomy
         self._settings, self._clients = problem.experiment.federation, problem.data.clients
+        self._local, self._server = parts.local_part(self._settings), parts.server_part(self._settings)
         self._work = session.open_round()
         crew.places.put(session.cohort, self._work.model)
         self._losses: dict[int, float] = {}
         self._validation: dict[int, float] = {}
         self._to_judge = 0
-        self._sum: Tensor | None = None
+        self._joining = Joining(self._server, anatomy.learnt(crew.places.floats_KP[session.cohort]).clone())
+        self._sum: Tensor | None = None  # of floats that are not learnt, and what lies between them
         self._wholes: Tensor | None = None
         self._weight = 0.0
+        self._recall()
         self._order = list(self._work.participants)  # clients whose models are still to be added, in this order
-        self._early: dict[int, tuple[Tensor, Tensor]] = {}  # models that came before their turn
+        self._early: dict[int, tuple[Tensor, ...]] = {}  # models that came before their turn
         longest_first = sorted(self._work.participants, key=lambda client: -self._size(client))
         crew.waiting.extend(Job("train", session.cohort, (c,), self._work.round) for c in longest_first)
+
+    def _recall(self) -> None:
+        """What the parts remember from earlier rounds, or how it begins."""
+        known, names, form = self._work.memory, self._server.memory, self._anatomy.parameters
+        self._memory = form.rows(len(names))
+        for k, name in enumerate(names):
+            self._memory.floats_KP[k].fill_(self._server.first(name))
+            if name in known.cohort:
+                self._memory.put(k, known.cohort[name])
+        if kept := self._crew.kept:
+            self._moved = torch.zeros_like(kept.cohorts.floats_KP[0])  # the sum of the changes of clients' rows
+            asked = [(kept.cohorts, self.session.cohort, known.cohort.get(ROWS))]
+            asked += [(kept.clients, client, known.clients.get(client)) for client in self._work.participants]
+            for rows, row, state in asked:
+                rows.floats_KP[row].zero_()
+                if state is not None:
+                    rows.put(row, state)
 
     @property
     def complete(self) -> bool:
@@ -82,27 +135,48 @@ class Round:
         """A client's model lies in a slot; the last one makes the cohort's new model."""
         self._check(client, loss)
         self._losses[client] = loss
-        self._early[client] = (self._crew.slots.floats_KP[slot], self._crew.slots.wholes_KQ[slot])
+        slots, kept = self._crew.slots, self._crew.kept
+        self._early[client] = (slots.floats_KP[slot], slots.wholes_KQ[slot])
+        if kept:
+            self._early[client] += (kept.leaving.floats_KP[slot],)
         while self._order and self._order[0] in self._early:
             self._add(self._order[0], *self._early.pop(self._order.pop(0)))
         if client in self._early:  # the slot is needed for others
-            self._early[client] = tuple(part.clone() for part in self._early[client])  # type: ignore[assignment]
+            self._early[client] = tuple(part.clone() for part in self._early[client])
         if not self._order:
             self._aggregate()
 
-    def _add(self, client: int, floats_P: Tensor, wholes_Q: Tensor) -> None:
-        weight = server.weight(self._settings.weights, self._size(client))
-        if self._sum is None:
-            self._sum, self._wholes = floats_P * weight, wholes_Q.clone()  # counters stay the first client's
-        else:
-            self._sum.add_(floats_P, alpha=weight)
+    def _add(self, client: int, floats_P: Tensor, wholes_Q: Tensor, left_P: Tensor | None = None) -> None:
+        size = self._size(client)
+        self._joining.add(self._anatomy.learnt(floats_P), self._server.weight(size, local.steps(self._settings, size)))
+        weight = server.weight(self._settings.weights, size)
+        if self._wholes is None:
+            self._wholes = wholes_Q.clone()  # counters stay the first client's
+        if self._anatomy.places is not None:
+            self._sum = floats_P * weight if self._sum is None else self._sum.add_(floats_P, alpha=weight)
         self._weight += weight
+        if left_P is not None and self._crew.kept:
+            before_P = self._crew.kept.clients.floats_KP[client]
+            self._moved += left_P - before_P
+            before_P.copy_(left_P)
 
     def _aggregate(self) -> None:
-        assert self._sum is not None
         assert self._wholes is not None
-        places, cohort = self._crew.places, self.session.cohort
-        places.floats_KP[cohort].copy_(self._sum / self._weight)
+        places, cohort, memory = self._crew.places, self.session.cohort, self._memory
+        sizes = [(size, local.steps(self._settings, size)) for size in map(self._size, self._work.participants)]
+        rows = dict(zip(self._server.memory, memory.floats_KP, strict=True))
+        model_P = self._joining.result(self._server.pace(sizes), rows)
+        if kept := self._crew.kept:
+            mean_P = kept.cohorts.floats_KP[cohort].add_(self._moved / self._work.size)
+            model_P = self._local.settle(model_P, mean_P)
+        if self._sum is None:
+            places.floats_KP[cohort].copy_(model_P)
+        else:
+            assert self._anatomy.places is not None
+            places.floats_KP[cohort].copy_(self._sum / self._weight).index_copy_(0, self._anatomy.places, model_P)
+            named = places.views(cohort)
+            for name, first in self._anatomy.ties.items():
+                named[name].copy_(named[first])
         places.wholes_KQ[cohort].copy_(self._wholes)
         group, samples, jobs = list[int](), 0, list[Job]()
         for client in self._work.participants:
@@ -131,7 +205,15 @@ class Round:
             size = self._size(client)
             samples, steps = local.samples(self._settings, size), local.steps(self._settings, size)
             results.append(ClientResult(client, samples, steps, self._losses[client], self._validation.get(client)))
-        return Outcome(model, results)
+        return Outcome(model, results, memory=self._remembered())
+
+    def _remembered(self) -> Memory:
+        like, kept = self._work.model, self._crew.kept
+        cohort = {name: self._memory.get(k, like) for k, name in enumerate(self._server.memory)}
+        if not kept:
+            return Memory(cohort)
+        cohort[ROWS] = kept.cohorts.get(self.session.cohort, like)
+        return Memory(cohort, {client: kept.clients.get(client, like) for client in self._work.participants})
 
     def _check(self, client: int, loss: float) -> None:
         if not math.isfinite(loss):

@@ -1,12 +1,13 @@
 """What a worker does: train one client, or judge a model by some clients' validation samples.
 
 The arithmetic of the reference engine in the order that is fastest on a CPU: channels last, parameters and momentum as
-one row, bf16 where the experiment says so.
+one row each, bf16 where the experiment says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,10 +16,20 @@ from torch import Tensor, nn
 from cpfl import models
 from cpfl.engines.workers.form import IMAGES, Form, Rows, flat
 from cpfl.errors import ModelError
-from cpfl.federation import local
+from cpfl.federation import local, parts, schedule
+from cpfl.federation.local_part import Course
 from cpfl.problem import Problem
 
 CHUNK = 1024  # validation samples in one forward pass
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Rows that a local part keeps: of clients, their means by cohort, and new ones on their way, by slot."""
+
+    clients: Rows
+    cohorts: Rows
+    leaving: Rows
 
 
 class Trainer:
@@ -35,10 +46,13 @@ class Trainer:
             value.data = state[name]
         own = dict(self._module.named_parameters())
         self._parameters = [own[name] for name in self._form.floats if name in own]  # in the order of the row
-        self._places = _places(self._form.floats, set(own))
+        self._places = places_of(self._form.floats, set(own))
+        self._local = parts.local_part(experiment.federation)
         self._others = {name: value for name, value in state.items() if name not in own}  # buffers, second names
 
-    def train(self, start: Rows, place: int, into: Rows, slot: int, client: int, round: int) -> float:
+    def train(
+        self, start: Rows, place: int, into: Rows, slot: int, client: int, round: int, kept: Kept | None = None
+    ) -> float:
         """A client's round from a cohort's model; its own model goes into a slot. The mean loss over its steps."""
         experiment, settings = self._problem.experiment, self._problem.experiment.federation
         self._load(start, place)
@@ -47,25 +61,34 @@ class Trainer:
         x, y = self._training_inputs(client, round, np.concatenate(chosen))
         self._module.train()
         models.seed_torch(experiment.seed, "model", client, round)
-        momentum: Tensor | None = None
         weights = self._row.floats_KP[0]
-        losses, at = [], 0
+        params_P = weights if self._places is None else weights[self._places]
+        at = self._course(params_P, place, client, round, kept)
+        losses, done = [], 0
         for batch in chosen:
-            part = slice(at, at + len(batch))
-            at += len(batch)
+            part = slice(done, done + len(batch))
+            done += len(batch)
             loss = nn.functional.cross_entropy(self._forward(x[part], client), y[part])
             slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-            slope = torch.cat([flat(part) for part in slopes])
-            if settings.momentum:
-                slope = momentum = slope if momentum is None else momentum.mul_(settings.momentum).add_(slope)
-            with torch.no_grad():
-                if self._places is None:
-                    weights.sub_(slope, alpha=settings.lr)
-                else:  # floating-point buffers lie between the parameters
-                    weights.index_add_(0, self._places, slope, alpha=-settings.lr)
+            at.count += 1
+            self._local.learn(params_P, torch.cat([flat(part) for part in slopes]), at)
+            if self._places is not None:  # floating-point buffers lie between the parameters
+                weights.index_copy_(0, self._places, params_P)
             losses.append(loss.detach())
+        if kept is not None:
+            kept.leaving.floats_KP[slot].copy_(self._local.leave(params_P, at))
         self._keep(into, slot)
         return torch.stack(losses).mean().item()
+
+    def _course(self, params_P: Tensor, place: int, client: int, round: int, kept: Kept | None) -> Course:
+        return Course(
+            schedule.rate(self._problem.experiment.federation, round),
+            params_P.new_zeros(1),
+            {name: torch.zeros_like(params_P) for name in self._local.memory},
+            params_P.clone() if self._local.needs_start else None,
+            None if kept is None else kept.clients.floats_KP[client],
+            None if kept is None else kept.cohorts.floats_KP[place],
+        )
 
     @torch.no_grad()
     def judge(self, model: Rows, place: int, clients: Sequence[int], round: int) -> list[float]:
@@ -138,7 +161,7 @@ def _fast(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == IMAGES else x
 
 
-def _places(floats: dict[str, torch.Size], parameters: set[str]) -> Tensor | None:
+def places_of(floats: dict[str, torch.Size], parameters: set[str]) -> Tensor | None:
     """Where the parameters' numbers lie among a row's floats; None: they are all there is."""
     if set(floats) == parameters:
         return None
