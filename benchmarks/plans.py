@@ -68,9 +68,8 @@ def main() -> None:
     parser.add_argument("--cohorts", type=int, nargs="+", default=[4, 16, 64])
     words = parser.parse_args()
     rows = []
-    print(
-        "| clients | n | plan | seconds | CPU seconds | mean skew | mean round / slowest client's |\n|---|---|---|---|---|---|---|"
-    )
+    print("| clients | n | plan | seconds | CPU seconds | mean skew | mean round / slowest client's |")
+    print("|---|---|---|---|---|---|---|")
     for clients in words.clients:
         for cohorts in words.cohorts:
             for row in measure(clients, cohorts):
