@@ -165,6 +165,7 @@ def test_a_column_keeps_values_together() -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=30))
+@settings(max_examples=30, deadline=None)
 def test_a_csv_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, cohort_of: list[int]) -> None:
     names = sorted(set(cohort_of))
     plan = [[k for k, cohort in enumerate(cohort_of) if cohort == name] for name in names]
