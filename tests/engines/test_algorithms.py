@@ -11,7 +11,7 @@ from torch import nn
 import cpfl
 from cpfl import experiment_file
 from cpfl.data.federated import Given
-from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.lanes import LaneEngine, shift
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
 from cpfl.federation.session import Closed, Session
@@ -148,3 +148,20 @@ def test_no_algorithm_is_another(name: str) -> None:
         rate["local"] = "sgd"
     plain, other = (federate(problem_of(1, **s), "reference")[0] for s in (rate, ALGORITHMS[name]))
     assert any((value - other.model[key]).abs().max() > 1e-4 for key, value in plain.model.items())
+
+
+@pytest.mark.parametrize("name", ["scaffold", "cosine adamw", "fednova"])
+def test_a_move_to_few_lanes_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small lanes are made in the middle of rounds, when some clients have ended and others are in training."""
+    monkeypatch.setattr(shift, "QUIET", 1)
+    problem = problem_of(2, **ALGORITHMS[name])
+    plain = federate(problem, "reference")
+    engine = LaneEngine(problem, CPU, 6)
+    engine._few = 2
+    sessions = plan(problem)
+    engine.federate(
+        sessions, lambda session, closed: vars(session).setdefault("lines", []).append(closed.record.as_dict())
+    )
+    assert "_small" in vars(engine)  # they were made
+    for ours, theirs in zip(sessions, plain, strict=True):
+        assert_alike(ours, theirs)
