@@ -102,6 +102,44 @@ class Federation(Section):
     participation: Fraction = 1.0  # of a cohort's clients, in every round
     participants: OptionalCount = 0  # above 0: so many clients of each cohort instead
     weights: Literal["equal", "samples"] = "equal"  # the authors average client models equally
+    selection: str = "random"  # who takes part: random, all, oort, refl, power-of-choice, or "module:Class"
+    selection_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of that part
+    over_selection: NotNegative = 0  # 0.3: ask 30 % more clients than are needed; the first to finish count
+    deadline: NotNegative = 0  # virtual seconds after which a round ends without those who are late; 0: none
+    late: Literal["drop", "partial", "stale"] = "drop"  # nothing | the steps that fit | joins a later round, damped
+    stale_rounds: Count = 5  # late = "stale": an update that is older comes to nothing
+    minimum: Count = 1  # results without which a round is repeated
+    buffer: OptionalCount = 0  # above 0: no rounds, but an update of the model for so many results (FedBuff's K)
+    concurrency: OptionalCount = 0  # buffer: clients that train at the same time; 0: as many as take part in a round
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        everybody = self.participation == 1 and not self.participants
+        if any(value is None for value in self.selection_args.values()):
+            raise ValueError("selection_args has a value of None, which a file cannot hold: leave it out")
+        if self.selection == "all" and not everybody:
+            raise ValueError('selection = "all" takes everybody: leave out participation and participants')
+        if self.over_selection and everybody:
+            raise ValueError(
+                "over_selection asks more clients than are needed: lower participation, or set participants"
+            )
+        if self.late == "partial" and not self.deadline:
+            raise ValueError('late = "partial" needs a deadline, in virtual seconds')
+        if self.late == "stale" and not (self.deadline or self.over_selection):
+            raise ValueError('late = "stale" needs a deadline or over_selection: nobody is late without')
+        if self.concurrency and not self.buffer:
+            raise ValueError("concurrency goes with buffer: set buffer, or leave it out")
+        if self.buffer:
+            for key, value, plain in (
+                ("over_selection", self.over_selection, 0),
+                ("deadline", self.deadline, 0),
+                ("late", self.late, "drop"),
+                ("minimum", self.minimum, 1),
+                ("selection", self.selection, "random"),
+            ):
+                if value != plain:
+                    raise ValueError(f"buffer knows no rounds, so {key} = {value!r} says nothing: leave it out")
+        return self
 
 
 class Stopping(Section):
@@ -130,11 +168,15 @@ class Stopping(Section):
 
 
 class Devices(Section):
-    """How fast every client is."""
+    """How fast every client is, and when it is there."""
 
     trace: str = "synthetic"  # "fedscale" (in the data folder), a csv or pickle file, "synthetic", or "fixed"
     compute_ms: Positive = 50.0  # trace = "fixed": milliseconds per sample (inference)
     network_kbps: Positive = 6000.0  # trace = "fixed": kbit/s
+    availability: str = "always"  # "fedscale" (in the data folder), a json file like it, "synthetic", or "always"
+    online_hours: Positive = 4.0  # availability = "synthetic": mean length of a spell; lengths are exponential
+    offline_hours: Positive = 8.0  # phones train at night: a third of the day
+    crash_rate: Share = 0.0  # of the clients asked in a round, so many come to nothing
 
 
 class Distillation(Section):
@@ -199,6 +241,10 @@ class Experiment(Section):
             raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
         if self.snapshots:
             interval(self.snapshots)
+        if self.federation.selection == "refl" and self.devices.availability == "always":
+            raise ValueError('federation.selection = "refl" asks who will be there: set devices.availability')
+        if self.federation.buffer and self.stopping.rule == "joint":
+            raise ValueError('federation.buffer knows no rounds to wait after: stopping.rule = "joint" needs them')
         if self.stopping.rule == "joint":
             if self.stopping.judge == "public" and self.cohorts < 2:
                 raise ValueError(

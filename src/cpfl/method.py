@@ -67,8 +67,9 @@ def cpfl(problem: Problem, folder: RunFolder, engine: Engine, device: torch.devi
 
 def plan(problem: Problem) -> list[Session]:
     """A session for every cohort, all from the same start."""
+    sizes = problem.data.clients.training_sizes
     return [
-        Session(cohort, clients, problem.experiment, problem.fleet, problem.model_bytes, problem.start)
+        Session(cohort, clients, problem.experiment, problem.fleet, problem.model_bytes, problem.start, sizes)
         for cohort, clients in enumerate(problem.plan)
     ]
 
@@ -148,6 +149,9 @@ def summarize(problem: Problem, chosen: Teachers, outcome: Distilled) -> dict[st
         "hours": chosen.hours,
         "cpu_hours": chosen.cpu_hours,
         "comm_gb": chosen.comm_gb,
+        "wasted_cpu_hours": chosen.wasted_cpu_hours,
+        "wasted_gb": chosen.wasted_gb,
+        "repeats": chosen.repeats,
         "rounds": chosen.rounds,
         "cut_off": chosen.cut_off,
         "samples": chosen.samples,

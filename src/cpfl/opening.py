@@ -21,6 +21,7 @@ from cpfl.distillation.weights import cohort_counts
 from cpfl.engines import choice
 from cpfl.errors import CpflError, ModelError, RunFolderError, SettingError
 from cpfl.experiment import GIVEN, Experiment
+from cpfl.federation.session import Session
 from cpfl.presets.published import published
 from cpfl.problem import OwnModel, Problem, prepare
 from cpfl.runs.folder import RunFolder, load_state
@@ -38,7 +39,11 @@ def prepare_named(
         raise SettingError(f"--data {folder} is not a folder")
     roots = search_roots(folder)
     obtain(experiment, folder, given, note)
-    return prepare(experiment, roots, given, model)
+    problem = prepare(experiment, roots, given, model)
+    for cohort, clients in enumerate(problem.plan):  # what a session refuses is told before anything is written
+        sizes = problem.data.clients.training_sizes
+        Session(cohort, clients, experiment, problem.fleet, problem.model_bytes, problem.start, sizes)
+    return problem
 
 
 def reopen(
@@ -123,6 +128,7 @@ def absolute(experiment: Experiment) -> Experiment:
         "data.train": experiment.data.train,
         "data.public": experiment.data.public,
         "devices.trace": experiment.devices.trace,
+        "devices.availability": experiment.devices.availability,
     }
     paths = {
         key: value

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from cpfl import models
+from cpfl.availability import availability
 from cpfl.cohorts import CohortPlan, random_plan
 from cpfl.data import federated
 from cpfl.data.federated import FederatedData, Given
@@ -37,6 +38,8 @@ class Problem:
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the data, of who holds them, and of the devices: what a resumed run must find again."""
         speeds = hashlib.sha256(self.fleet.compute_ms.tobytes() + self.fleet.network_kbps.tobytes())
+        if self.fleet.availability is not None:
+            speeds.update(self.fleet.availability.known.encode())
         return {**self.data.fingerprint(), "clients'": self.data.clients.fingerprint(), "device": speeds.hexdigest()}
 
 
@@ -47,6 +50,9 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
     """Settle and check everything; what is wrong is told here, before a run folder exists."""
     plan = random_plan(experiment.clients, experiment.cohorts, experiment.seed)
     devices = fleet(experiment.devices, experiment.clients, experiment.seed, roots)
+    spells = availability(experiment.devices, experiment.clients, experiment.seed, roots)
+    if spells is not None:
+        devices = replace(devices, availability=spells)
     data = federated.load(experiment, roots, given)
     stopping = experiment.stopping
     if stopping.rule == "joint" and stopping.judge == "ensemble" and not data.clients.validation_sizes.any():

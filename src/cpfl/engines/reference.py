@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cpfl import models
 from cpfl.engines.base import OnRound
 from cpfl.errors import DivergedError, ModelError
-from cpfl.federation import local, server
+from cpfl.federation import local, server, staleness
 from cpfl.federation.session import ClientResult, Outcome, Session, Work
 from cpfl.problem import Problem
 
@@ -51,13 +51,19 @@ class ReferenceEngine:
     def do(self, work: Work) -> Outcome:
         """One round of one cohort: its participants train, their mean is the new model, and they judge it."""
         start = {name: value.to(self._device) for name, value in work.model.items()}
-        mean, results = server.Mean(), []
+        mean, results, arrived = server.Mean(), [], []
         for client in work.participants:
-            self._module.load_state_dict(start)
+            origin = work.origins.get(client)
+            own = start if origin is None else {n: v.to(self._device) for n, v in origin.model.items()}
+            self._module.load_state_dict(own)
             results.append(self._train(client, work))
             weight = server.weight(self._problem.experiment.federation.weights, self._size(client))
-            mean.add(self._module.state_dict(), weight)
-        model = mean.result()
+            if work.rule == "mean":
+                mean.add(self._module.state_dict(), weight)
+            else:
+                age = work.round - work.origin(client).round
+                arrived.append(staleness.Arrived(models.state_of(self._module), own, age, weight))
+        model = staleness.merged(work.rule, start, arrived) if arrived else mean.result()
         self._module.load_state_dict(model)
         self._module.eval()
         return Outcome(model, [replace(r, validation=self._validate(r.client, work)) for r in results])
@@ -65,12 +71,14 @@ class ReferenceEngine:
     def _train(self, client: int, work: Work) -> ClientResult:
         experiment, module = self._problem.experiment, self._module
         settings = experiment.federation
-        chosen = local.batches(settings, self._size(client), experiment.seed, client, work.round)
-        x, y = self._inputs(client, work, np.concatenate(chosen))
+        number = work.origin(client).round
+        whole = local.batches(settings, self._size(client), experiment.seed, client, number)
+        chosen = whole[: work.steps.get(client)]
+        x, y = self._inputs(client, number, np.concatenate(whole), sum(map(len, chosen)))
         module.train()
-        models.seed_torch(experiment.seed, "model", client, work.round)
+        models.seed_torch(experiment.seed, "model", client, number)
         optimizer = torch.optim.SGD(module.parameters(), settings.lr, settings.momentum)
-        losses, at = [], 0
+        losses, squares, at = [], [], 0
         for batch in chosen:
             logits = self._forward(x[at : at + len(batch)], client, work)
             loss = nn.functional.cross_entropy(logits, y[at : at + len(batch)])
@@ -78,11 +86,14 @@ class ReferenceEngine:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.detach())
+            if work.squares:
+                squares.append(models.squares(logits, y[at : at + len(batch)]))
             at += len(batch)
         mean_loss = torch.stack(losses).mean().item()
         if not math.isfinite(mean_loss):
             raise DivergedError(work.cohort, client, work.round, mean_loss)
-        return ClientResult(client, at, len(chosen), mean_loss, None)
+        summed = torch.stack(squares).sum().item() if squares else None
+        return ClientResult(client, at, len(chosen), mean_loss, None, summed)
 
     def _forward(self, x: Tensor, client: int, work: Work) -> Tensor:
         try:
@@ -94,14 +105,15 @@ class ReferenceEngine:
             ) from None
 
     def _inputs(
-        self, client: int, work: Work, order: np.ndarray[tuple[int], np.dtype[np.int64]]
+        self, client: int, number: int, order: np.ndarray[tuple[int], np.dtype[np.int64]], count: int
     ) -> tuple[Tensor, Tensor]:
+        """The first so many samples of a whole round."""
         data = self._problem.data
-        rows = torch.from_numpy(data.clients[client].training[order]).to(self._device)
+        rows = torch.from_numpy(data.clients[client].training[order[:count]]).to(self._device)
         plan = None
         if data.augmented:
             seed = self._problem.experiment.seed
-            plan = self._plan(local.augmentation(len(order), data.train.shape, seed, client, work.round))
+            plan = self._plan(local.augmentation(len(order), data.train.shape, seed, client, number)[:count])
         return data.transform(self._x[rows], plan), self._y[rows]
 
     @torch.no_grad()

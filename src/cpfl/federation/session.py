@@ -8,14 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpfl.devices import Fleet
 from cpfl.experiment import Experiment, interval
-from cpfl.federation import selection
+from cpfl.federation.buffered import Buffered
+from cpfl.federation.planning import Plan, Planner, Timing, Waste
+from cpfl.federation.reports import ClientResult
+from cpfl.federation.rounds import Rounds
+from cpfl.federation.selection import Cohort
 from cpfl.federation.stopping import ROUNDING, Plateau, reason_to_stop
 from cpfl.models import State
+
+__all__ = ["ClientResult", "Closed", "Origin", "Outcome", "RoundRecord", "Session", "Snapshot", "Work"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a client began that does not begin with this round: the round and its model."""
+
+    round: int
+    model: State
 
 
 @dataclass(frozen=True)
@@ -26,17 +43,14 @@ class Work:
     round: int  # counted from 1
     participants: list[int]
     model: State
+    steps: dict[int, int] = field(default_factory=dict)  # of clients that do only so many of theirs, the first ones
+    origins: dict[int, Origin] = field(default_factory=dict)  # of clients that began in an earlier round
+    rule: str = "mean"  # how models become one: their mean, or as staleness.py says
+    squares: bool = False  # clients report the sum of their squared sample losses
 
-
-@dataclass(frozen=True)
-class ClientResult:
-    """What a participant reports beside its model."""
-
-    client: int
-    samples: int  # trained on in this round
-    steps: int
-    loss: float  # mean training loss over the steps
-    validation: float | None  # loss of the cohort's new model on the client's validation set
+    def origin(self, client: int) -> Origin:
+        """What a client begins from; its batches are those of that round."""
+        return self.origins.get(client) or Origin(self.round, self.model)
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,10 @@ class RoundRecord:
     bytes: int
     samples: int
     stop: str  # why the cohort ended with this round; empty: it did not
+    repeats: int = 0  # attempts before it that brought too few results; all they cost is in this line
+    stale: int = 0  # participants that had begun in an earlier round
+    wasted_cpu_seconds: float = 0.0  # of cpu_seconds, what came to nothing
+    wasted_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For a line of JSON."""
@@ -101,6 +119,7 @@ class Session:
         fleet: Fleet,
         model_bytes: int,
         start: State,
+        sizes: NDArray[np.int64] | None = None,  # training samples of all clients: to plan rounds that may go wrong
     ) -> None:
         self.cohort, self.clients = cohort, list(clients)
         self.model = start
@@ -110,18 +129,44 @@ class Session:
         self._experiment, self._fleet, self._model_bytes = experiment, fleet, model_bytes
         self._plateau = Plateau(experiment.stopping.window)
         self._kept: State | None = None
+        known = np.zeros(0, np.int64) if sizes is None else sizes
+        about = Cohort(cohort, self.clients, experiment.federation, fleet, model_bytes, known)
+        kind = Buffered if experiment.federation.buffer else Rounds
+        self._planner: Planner = kind(about, experiment.devices.crash_rate, experiment.seed)
+        self._plans: dict[int, Plan] = {}  # of rounds that are not closed
 
     def open_round(self) -> Work:
         """What to do next."""
         assert not self.idle, "a session that has stopped or waits opens no round"
-        return Work(self.cohort, self.round + 1, self.participants(self.round + 1), self.model)
+        plan, planner = self._planned(self.round + 1), self._planner
+        origins = {client: Origin(number, planner.model(number)) for client, number in plan.stale.items()}
+        return Work(
+            self.cohort,
+            self.round + 1,
+            plan.participants,
+            self.model,
+            plan.steps,
+            origins,
+            planner.rule,
+            planner.squares,
+        )
 
     def participants(self, number: int) -> list[int]:
-        """Who takes part in a round, known before the one before it is judged; nobody after the last there can be."""
+        """Who takes part in a round; nobody after the last there can be, nor before it can be known: a selection that
+        needs the last round's outcome is asked again when that is closed."""
         e = self._experiment
         if number > min(e.max_rounds, self._leg_end, e.stopping.rounds if e.stopping.rule == "rounds" else number):
             return []
-        return selection.select(self.clients, e.federation, e.seed, self.cohort, number)
+        return self._planned(number).participants if self._planner.ahead or number == self.round + 1 else []
+
+    def steps(self, number: int) -> dict[int, int]:
+        """The participants of a round that do only so many of their steps."""
+        return self._planned(number).steps
+
+    def _planned(self, number: int) -> Plan:
+        if number not in self._plans:
+            self._plans[number] = self._planner.plan(number, self.clock)
+        return self._plans[number]
 
     def close_round(self, outcome: Outcome) -> Closed:
         """Advance the clock, adopt the new model, judge it, decide whether to go on."""
@@ -132,11 +177,11 @@ class Session:
         if best:  # the judged model is the one that is kept
             self._kept = outcome.model
 
-        computing = {r.client: self._computing(r) for r in results}
-        lasting = {client: seconds + self._transferring(client) for client, seconds in computing.items()}
-        slowest = max(lasting, key=lambda client: lasting[client])
-        seconds, cpu_seconds = lasting[slowest], sum(computing.values())
-        sent = 0 if self.alone else 2 * self._model_bytes * len(results)
+        plan = self._planned(self.round + 1)
+        timing = plan.timing or self._timing(results)
+        seconds, cpu_seconds, sent, waste = timing.seconds, timing.cpu_seconds, timing.bytes, timing.waste
+        self._planner.close(plan, self.round + 1, self.model, results, seconds)
+        del self._plans[self.round + 1]
 
         before = Snapshot(self.cohort, self.round, self.clock, self.model)
         self.model = outcome.model
@@ -158,13 +203,32 @@ class Session:
             best=best,
             seconds=seconds,
             clock=self.clock,
-            slowest=slowest,
+            slowest=timing.slowest,
             cpu_seconds=cpu_seconds,
             bytes=sent,
             samples=trained,
             stop=self.stopped,
+            repeats=timing.repeats,
+            stale=len(plan.stale),
+            wasted_cpu_seconds=waste.cpu_seconds,
+            wasted_bytes=waste.bytes,
         )
-        return Closed(record, self._due(before))
+        return Closed(self._ended(record), self._due(before))
+
+    def _ended(self, record: RoundRecord) -> RoundRecord:
+        """What is still under way when a cohort stops comes to nothing."""
+        lost = self._planner.under_way(self.clock) if self.stopped else Waste()
+        if lost == Waste():
+            return record
+        self.cpu_seconds += lost.cpu_seconds
+        self.bytes += lost.bytes
+        return replace(
+            record,
+            cpu_seconds=record.cpu_seconds + lost.cpu_seconds,
+            bytes=record.bytes + lost.bytes,
+            wasted_cpu_seconds=record.wasted_cpu_seconds + lost.cpu_seconds,
+            wasted_bytes=record.wasted_bytes + lost.bytes,
+        )
 
     @property
     def paused(self) -> bool:
@@ -201,7 +265,7 @@ class Session:
         kept = {snapshot.round for snapshot in closed.snapshots}
         due = self._due(Snapshot(self.cohort, self.round, arrived, self.model)) if self.round not in kept else []
         snapshots = [replace(snapshot, clock=arrived) for snapshot in due[:1]]
-        return Closed(replace(closed.record, stop=self.stopped), [*closed.snapshots, *snapshots])
+        return Closed(self._ended(replace(closed.record, stop=self.stopped)), [*closed.snapshots, *snapshots])
 
     @property
     def alone(self) -> bool:
@@ -226,7 +290,10 @@ class Session:
         if self._kept is not None and not newest:
             states["kept"] = self._kept
         numbers = {key: getattr(self, key) for key in _NUMBERS}
-        return states, {**numbers, "legs": self.legs, "kept_is_newest": newest, "plateau": self._plateau.state()}
+        older, planned = self._planner.state()
+        states |= {f"{_OLDER}{number}": model for number, model in older.items()}
+        known = {"legs": self.legs, "kept_is_newest": newest, "plateau": self._plateau.state(), "planner": planned}
+        return states, numbers | known
 
     def restore(self, states: dict[str, State], numbers: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
@@ -236,6 +303,10 @@ class Session:
             setattr(self, key, numbers[key])
         self.legs = numbers.get("legs", 0)  # runs of the other rules may be older than this number
         self._plateau.restore(numbers["plateau"])
+        older = {int(kind.removeprefix(_OLDER)): one for kind, one in states.items() if kind.startswith(_OLDER)}
+        self._plans.clear()
+        if "planner" in numbers:  # a run may be older than this
+            self._planner.restore(older, numbers["planner"])
 
     @property
     def _leg_end(self) -> float:
@@ -252,6 +323,14 @@ class Session:
         return reason_to_stop(
             e.stopping, e.max_rounds, self.round, self._plateau, self.clock, self.cpu_seconds, last, self._share
         )
+
+    def _timing(self, results: Sequence[ClientResult]) -> Timing:
+        """A round that went to plan: everybody's results are waited for."""
+        computing = {r.client: self._computing(r) for r in results}
+        lasting = {client: seconds + self._transferring(client) for client, seconds in computing.items()}
+        slowest = max(lasting, key=lambda client: lasting[client])
+        sent = 0 if self.alone else 2 * self._model_bytes * len(results)
+        return Timing(lasting[slowest], slowest, sum(computing.values()), sent, Waste(), 0)
 
     def _computing(self, result: ClientResult) -> float:
         return self._fleet.training_seconds(result.client, result.steps, self._experiment.federation.batch_size)
@@ -279,4 +358,5 @@ def _passed(clock: float, size: float) -> int:
     return math.ceil((clock - ROUNDING) / size)
 
 
+_OLDER = "began-"  # kinds of models that work under way began with
 _NUMBERS = ("round", "clock", "cpu_seconds", "bytes", "samples", "stopped")

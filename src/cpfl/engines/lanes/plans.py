@@ -32,9 +32,10 @@ def plan_task(problem: Problem, task: Task, rows_SB: NDArray[np.int32], plan_SB5
     own = data.clients[task.client].training
     rows_SB[: task.steps] = EMPTY
     batches = local.batches(experiment.federation, len(own), experiment.seed, task.client, task.round)
-    for step, batch in enumerate(batches):
+    for step, batch in enumerate(batches[: task.steps]):  # fewer than all where a deadline cuts them
         rows_SB[step, : len(batch)] = own[batch]
     if plan_SB5 is not None:
         count = local.samples(experiment.federation, len(own))
         plan = local.augmentation(count, data.train.shape, experiment.seed, task.client, task.round)
-        plan_SB5[: task.steps][rows_SB[: task.steps] != EMPTY] = plan  # both in batch order
+        filled = rows_SB[: task.steps] != EMPTY
+        plan_SB5[: task.steps][filled] = plan[: np.count_nonzero(filled)]  # both in batch order

@@ -20,7 +20,7 @@ from cpfl.engines.lanes.judging import Judging, Ticket
 from cpfl.engines.lanes.plans import EMPTY, Task, plan_task
 from cpfl.engines.lanes.step import Bench, Lanes
 from cpfl.errors import DivergedError
-from cpfl.federation import local, server
+from cpfl.federation import fates, local, server
 from cpfl.federation.session import ClientResult, Outcome, Session
 
 QUIET = 100  # steps with few clients after which the small lanes take over; making them takes seconds
@@ -32,6 +32,7 @@ class Round:
 
     def __init__(self, session: Session, number: int, participants: list[int]) -> None:
         self.session, self.number, self.participants = session, number, participants
+        self.steps = session.steps(number)  # of clients that do not do all of theirs
         self.missing = len(participants)
         self.weight = 0.0
 
@@ -92,10 +93,13 @@ class Shift:
         participants = session.participants(number)
         if not participants:
             return
-        self._rounds[session.cohort] = Round(session, number, participants)
-        steps = [(local.steps(self._settings, self._sizes[client]), client) for client in participants]
+        round = self._rounds[session.cohort] = Round(session, number, participants)
+        steps = [(self._steps(round, client), client) for client in participants]
         steps.sort(key=lambda pair: -pair[0])
         self._waiting.extend(Task(session.cohort, client, number, count) for count, client in steps)
+
+    def _steps(self, round: Round, client: int) -> int:
+        return round.steps.get(client) or local.steps(self._settings, self._sizes[client])
 
     def _put_to(self, lanes: Lanes) -> None:
         """Work with these lanes from now on; all are idle."""
@@ -143,7 +147,7 @@ class Shift:
         if self._plan_LSB5 is not None and plans is not None:
             self._plan_LSB5[:count] = plans
         source = torch.from_numpy(busy).to(self._device)
-        for name in ("params_LP", "momenta_LP", "losses_L"):
+        for name in ("params_LP", "momenta_LP", "losses_L", "squares_L"):
             getattr(wanted, name)[:count] = getattr(before, name)[source]
 
     def _step(self) -> None:
@@ -194,15 +198,15 @@ class Shift:
 
     def _close(self, rounds: list[Round], ticket: Ticket) -> None:
         """Tell the sessions; what one that stops has begun is dropped."""
-        verdicts, losses = ticket.read()
+        verdicts, losses, squares = ticket.read()
         at = 0
         for k, round in enumerate(rounds):
-            mine = losses[at : at + len(round.participants)]
+            mine = slice(at, at + len(round.participants))
             at += len(round.participants)
             session = round.session
             if session.stopped:
                 continue
-            results = self._results(round, mine.tolist(), verdicts[k])
+            results = self._results(round, losses[mine].tolist(), squares[mine].tolist(), verdicts[k])
             model = self._bench.layout.state(ticket.models_VP[k])
             self._on_round(session, session.close_round(Outcome(model, results)))
             if session.stopped:
@@ -210,16 +214,19 @@ class Shift:
             elif session.cohort not in self._rounds and not self._under_way(session):
                 self._open(session, session.round + 1)
 
-    def _results(self, round: Round, losses: list[float], verdict: dict[int, float]) -> list[ClientResult]:
+    def _results(
+        self, round: Round, losses: list[float], squares: list[float], verdict: dict[int, float]
+    ) -> list[ClientResult]:
         results = []
-        for client, total in zip(round.participants, losses, strict=True):
-            size = self._sizes[client]
-            steps = local.steps(self._settings, size)
+        for client, total, squared in zip(round.participants, losses, squares, strict=True):
+            steps = self._steps(round, client)
             loss, value = total / steps, verdict.get(client)
             for number in (loss, value):
                 if number is not None and not math.isfinite(number):
                     raise DivergedError(round.session.cohort, client, round.number, number)
-            results.append(ClientResult(client, local.samples(self._settings, size), steps, loss, value))
+            samples = fates.visited(self._settings, self._sizes[client], steps)
+            told = squared if self._bench.squares else None
+            results.append(ClientResult(client, samples, steps, loss, value, told))
         return results
 
     def _under_way(self, session: Session) -> bool:

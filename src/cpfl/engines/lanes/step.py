@@ -18,6 +18,7 @@ from cpfl import models
 from cpfl.engines.lanes.plans import EMPTY
 from cpfl.engines.lanes.stack import Layout
 from cpfl.engines.lanes.transfer import Inbox
+from cpfl.federation import choosing
 from cpfl.problem import Problem
 from cpfl.stacked import layers
 
@@ -39,6 +40,8 @@ class Bench:
         self.models_NP = torch.zeros(experiment.cohorts + 1, layout.size, dtype=self.dtype, device=device)
         self.sums_NP = torch.zeros_like(self.models_NP)
         self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)
+        self.squares = choosing.part_class(experiment.federation.selection).squares  # of sample losses, asked for
+        self.squares_M = torch.zeros_like(self.losses_M)
 
     def inputs(self, rows: Tensor, plan: Tensor | None) -> Tensor:
         """Model inputs for rows of any shape; empty rows give some sample that the caller leaves out."""
@@ -69,6 +72,7 @@ class Lanes:
         self.params_LP = torch.zeros(count + 1, bench.layout.size, dtype=bench.dtype, device=device)
         self.momenta_LP = torch.zeros_like(self.params_LP)
         self.losses_L = torch.zeros(count + 1, dtype=bench.dtype, device=device)
+        self.squares_L = torch.zeros_like(self.losses_L)
         plan = {"plan": ((count, batch, 5), np.int8)} if problem.data.augmented else {}
         self.batches = Inbox(device, rows=((count, batch), np.int32), **plan)
         self._incoming = Inbox(device, lanes=((AT_ONCE,), np.int64), places=((AT_ONCE,), np.int64))
@@ -78,12 +82,14 @@ class Lanes:
             clients=((AT_ONCE,), np.int64), weights=((AT_ONCE,), weights),
         )  # fmt: skip
         self._leaf = self.params_LP.detach().requires_grad_()
-        self._forward: Callable[[], Tensor] = torch.compile(self._losses, dynamic=False) if compiled else self._losses
+        self._forward: Callable[[], tuple[Tensor, Tensor | None]] = (
+            torch.compile(self._losses, dynamic=False) if compiled else self._losses
+        )
         self.batches.there["rows"].fill_(EMPTY)
         self.step: Callable[[], None] = captured(self._step, device)
         self._take_in: Callable[[], None] = captured(self._fill, device)
         self._add_up: Callable[[], None] = captured(self._harvest, device)
-        for state in (self.params_LP, self.momenta_LP, self.losses_L, bench.sums_NP):
+        for state in (self.params_LP, self.momenta_LP, self.losses_L, self.squares_L, bench.sums_NP):
             state.zero_()
 
     def fill(self, lanes: Sequence[int], places: Sequence[int]) -> None:
@@ -113,29 +119,34 @@ class Lanes:
         self.params_LP.index_copy_(0, lanes, self._bench.models_NP.index_select(0, places))
         self.momenta_LP.index_fill_(0, lanes, 0)
         self.losses_L.index_fill_(0, lanes, 0)
+        self.squares_L.index_fill_(0, lanes, 0)
 
     def _harvest(self) -> None:
         there, sums = self._outgoing.there, self._bench.sums_NP
         models_FP = self.params_LP.index_select(0, there["lanes"]).mul_(there["weights"][:, None])
         sums.index_copy_(0, there["places"], sums.index_select(0, there["places"]).add_(models_FP))
         self._bench.losses_M.index_copy_(0, there["clients"], self.losses_L.index_select(0, there["lanes"]))
+        self._bench.squares_M.index_copy_(0, there["clients"], self.squares_L.index_select(0, there["lanes"]))
 
-    def _losses(self) -> Tensor:
+    def _losses(self) -> tuple[Tensor, Tensor | None]:
         bench, rows_LB = self._bench, self.batches.there["rows"]
         x = bench.inputs(rows_LB, self.batches.there.get("plan"))
         mask_LB = (rows_LB != EMPTY).to(x.dtype)
         params = bench.layout.views(self._leaf[: self.count])
         losses_LB = vmap(bench.losses)(params, x, bench.labels(rows_LB))
-        return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1)
+        squares_L = (losses_LB.detach() * mask_LB).square().sum(1) if bench.squares else None
+        return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1), squares_L
 
     def _step(self) -> None:
-        losses_L = self._forward()
+        losses_L, squares_L = self._forward()
         (slopes_LP,) = torch.autograd.grad(losses_L.sum(), self._leaf)  # lanes share nothing: each gets its own
         if self._settings.momentum:
             self.momenta_LP.mul_(self._settings.momentum).add_(slopes_LP)
             slopes_LP = self.momenta_LP
         self.params_LP.sub_(slopes_LP, alpha=self._settings.lr)
         self.losses_L[: self.count].add_(losses_L.detach())
+        if squares_L is not None:
+            self.squares_L[: self.count].add_(squares_L)
 
 
 def turns(ended: Sequence[tuple[int, int, int, float]]) -> list[list[tuple[int, int, int, float]]]:

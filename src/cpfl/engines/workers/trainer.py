@@ -7,9 +7,11 @@ one row, bf16 where the experiment says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl import models
@@ -29,7 +31,7 @@ class Trainer:
         self._x, self._y = torch.as_tensor(problem.data.train.x), torch.as_tensor(problem.data.train.y)
         self._module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype)
         self._form = models_form(problem)
-        self._row = self._form.rows(1)
+        self._row, self._older = self._form.rows(1), self._form.rows(1)
         state = self._row.views(0)
         for name, value in self._module.named_parameters():
             value.data = state[name]
@@ -38,22 +40,40 @@ class Trainer:
         self._places = _places(self._form.floats, set(own))
         self._others = {name: value for name, value in state.items() if name not in own}  # buffers, second names
 
-    def train(self, start: Rows, place: int, into: Rows, slot: int, client: int, round: int) -> float:
-        """A client's round from a cohort's model; its own model goes into a slot. The mean loss over its steps."""
+    def older(self, model: dict[str, NDArray[Any]]) -> Rows:
+        """A model that lies in no place, as a row."""
+        self._older.put(0, {name: torch.from_numpy(value) for name, value in model.items()})
+        return self._older
+
+    def train(
+        self,
+        start: Rows,
+        place: int,
+        into: Rows,
+        slot: int,
+        client: int,
+        round: int,
+        steps: int | None = None,
+        squares: bool = False,
+    ) -> tuple[float, float | None]:
+        """A client's round from a cohort's model, or its first steps; its own model goes into a slot. The mean loss
+        over its steps, and the sum of the squared sample losses if wanted."""
         experiment, settings = self._problem.experiment, self._problem.experiment.federation
         self._load(start, place)
         size = int(self._problem.data.clients.training_sizes[client])
-        chosen = local.batches(settings, size, experiment.seed, client, round)
-        x, y = self._training_inputs(client, round, np.concatenate(chosen))
+        whole = local.batches(settings, size, experiment.seed, client, round)
+        chosen = whole[:steps]
+        x, y = self._training_inputs(client, round, np.concatenate(whole), sum(map(len, chosen)))
         self._module.train()
         models.seed_torch(experiment.seed, "model", client, round)
         momentum: Tensor | None = None
         weights = self._row.floats_KP[0]
-        losses, at = [], 0
+        losses, squared, at = [], [], 0
         for batch in chosen:
             part = slice(at, at + len(batch))
             at += len(batch)
-            loss = nn.functional.cross_entropy(self._forward(x[part], client), y[part])
+            logits = self._forward(x[part], client)
+            loss = nn.functional.cross_entropy(logits, y[part])
             slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
             slope = torch.cat([flat(part) for part in slopes])
             if settings.momentum:
@@ -64,8 +84,10 @@ class Trainer:
                 else:  # floating-point buffers lie between the parameters
                     weights.index_add_(0, self._places, slope, alpha=-settings.lr)
             losses.append(loss.detach())
+            if squares:
+                squared.append(models.squares(logits, y[part]))
         self._keep(into, slot)
-        return torch.stack(losses).mean().item()
+        return torch.stack(losses).mean().item(), torch.stack(squared).sum().item() if squared else None
 
     @torch.no_grad()
     def judge(self, model: Rows, place: int, clients: Sequence[int], round: int) -> list[float]:
@@ -102,14 +124,15 @@ class Trainer:
         return logits.to(x.dtype)
 
     def _training_inputs(
-        self, client: int, round: int, order: np.ndarray[tuple[int], np.dtype[np.int64]]
+        self, client: int, round: int, order: np.ndarray[tuple[int], np.dtype[np.int64]], count: int
     ) -> tuple[Tensor, Tensor]:
+        """The first so many samples of a whole round."""
         data = self._problem.data
-        rows = data.clients[client].training[order]
+        rows = data.clients[client].training[order[:count]]
         plan = None
         if data.augmented:
             seed = self._problem.experiment.seed
-            plan = torch.from_numpy(local.augmentation(len(order), data.train.shape, seed, client, round))
+            plan = torch.from_numpy(local.augmentation(len(order), data.train.shape, seed, client, round)[:count])
         return _fast(data.transform(self._x[rows], plan)), self._y[rows]
 
     def _load(self, rows: Rows, place: int) -> None:
