@@ -154,9 +154,7 @@ def test_waits_until_somebody_is_there() -> None:
 
 def test_stale_updates_join_later() -> None:
     """Two are needed of four; the slower ones go on: 20 s and 62 s, while rounds of 14 s, … end without them."""
-    one = session(
-        SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__late="stale"
-    )
+    one = session(SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__late="stale")
     first = close(one, SAMPLES).record
     assert told(first) == ([0, 1], 14.0, 1, 18.0, 4 * MODEL_BYTES)
     work = one.open_round()
