@@ -84,7 +84,7 @@ def test_oort_is_algorithm_1() -> None:
             W = util >= 0.95 * np.sort(util)[-exploit]
             pool = np.array(explored)[W]
             wanted += again.choice(pool, exploit, replace=False, p=util[W] / util[W].sum()).tolist()
-        if K > exploit:
+        if exploit < K:
             speed = 1 / seconds[fresh]
             wanted += again.choice(fresh, K - exploit, replace=False, p=speed / speed.sum()).tolist()
         assert chosen == wanted

@@ -24,7 +24,7 @@ def models(seed: int) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
 
 
 def state(x: np.ndarray) -> dict[str, torch.Tensor]:
-    return {"a": torch.from_numpy(x[:6].reshape(2, 3)), "count": torch.tensor(int(7)), "b": torch.from_numpy(x[6:])}
+    return {"a": torch.from_numpy(x[:6].reshape(2, 3)), "count": torch.tensor(7), "b": torch.from_numpy(x[6:])}
 
 
 def flat(found: dict[str, torch.Tensor]) -> np.ndarray:
