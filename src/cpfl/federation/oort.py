@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,21 +81,24 @@ class Oort(Selection):
     def utilities(self, clients: Sequence[int], round: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Util(i) of clients that took part before."""
         cap = np.quantile(list(self._utility.values()), self._clip)
-        found = []
+        found, preferred = [], self.preferred
         for client in clients:
             value = min(self._utility[client], cap)
             value += math.sqrt(0.1 * math.log(round) / self._last[client])  # temporal uncertainty
             seconds = self.cohort.seconds[client]
-            if self.preferred < seconds:
-                value *= (self.preferred / seconds) ** self._penalty  # (T / t_i)^(1(T < t_i) × α)
+            if preferred < seconds:
+                value *= (preferred / seconds) ** self._penalty  # (T / t_i)^(1(T < t_i) × α)
             found.append(value)
         return np.array(found)
 
     @property
     def preferred(self) -> float:
         """T, the preferred duration of a round."""
-        step = self._given_step or float(np.quantile(list(self.cohort.seconds.values()), 0.3))
-        return self._steps * step
+        return self._steps * self._step
+
+    @cached_property
+    def _step(self) -> float:
+        return self._given_step or float(np.quantile(list(self.cohort.seconds.values()), 0.3))
 
     def learn(self, round: int, results: Sequence[ClientResult], seconds: float) -> None:
         total = 0.0

@@ -48,6 +48,7 @@ class Rounds:
 
     def __init__(self, cohort: Cohort, crash_rate: float, seed: int) -> None:
         self._cohort, self._settings, self._crash_rate, self._seed = cohort, cohort.federation, crash_rate, seed
+        self._everybody = frozenset(cohort.clients)
         self._needed = size(self._settings, len(cohort.clients))
         if self._settings.minimum > self._needed:
             raise SettingError(
@@ -147,7 +148,8 @@ class Rounds:
         address = (number, turn) if turn else (number,)
         rng = stream(self._seed, "selection", self._cohort.number, *address)
         chosen = [int(client) for client in self._selection.choose(able, wanted, number, rng, clock)]
-        if not (0 < len(set(chosen)) == len(chosen) <= wanted and set(chosen) <= set(able)):
+        given = self._everybody if len(able) == len(self._everybody) else frozenset(able)
+        if not (0 < len(set(chosen)) == len(chosen) <= wanted and given.issuperset(chosen)):
             raise CpflError(
                 f"federation.selection = {self._settings.selection!r} chose {chosen[:20]} in round {number} of cohort "
                 f"{self._cohort.number}: it must be 1 to {wanted} different ones of the clients that it was given"
