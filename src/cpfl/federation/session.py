@@ -130,7 +130,7 @@ class Session:
         self._plateau = Plateau(experiment.stopping.window)
         self._kept: State | None = None
         known = np.zeros(0, np.int64) if sizes is None else sizes
-        about = Cohort(cohort, self.clients, experiment.federation, fleet, model_bytes, known)
+        about = Cohort(cohort, self.clients, experiment.federation, fleet, self._model_bytes, known)
         kind = Buffered if experiment.federation.buffer else Rounds
         self._planner: Planner = kind(about, experiment.devices.crash_rate, experiment.seed)
         self._plans: dict[int, Plan] = {}  # of rounds that are not closed
@@ -141,14 +141,14 @@ class Session:
         plan, planner = self._planned(self.round + 1), self._planner
         origins = {client: Origin(number, planner.model(number)) for client, number in plan.stale.items()}
         return Work(
-            self.cohort,
-            self.round + 1,
-            plan.participants,
-            self.model,
-            plan.steps,
-            origins,
-            planner.rule,
-            planner.squares,
+            cohort=self.cohort,
+            round=self.round + 1,
+            participants=plan.participants,
+            model=self.model,
+            steps=plan.steps,
+            origins=origins,
+            rule=planner.rule,
+            squares=planner.squares,
         )
 
     def participants(self, number: int) -> list[int]:
