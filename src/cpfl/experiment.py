@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from cpfl import part_settings, round_settings, setting_groups
 from cpfl.errors import SettingError
-from cpfl.part_settings import discord
 from cpfl.setting_sentences import sentence
 
 
@@ -156,10 +156,19 @@ class Federation(Section):
     participation: Fraction = 1.0  # of a cohort's clients, in every round
     participants: OptionalCount = 0  # above 0: so many clients of each cohort instead
     weights: Literal["equal", "samples"] = "equal"  # the authors average client models equally
+    selection: str = "random"  # who takes part: random, all, oort, refl, power-of-choice, or "module:Class"
+    selection_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of that part
+    over_selection: NotNegative = 0  # 0.3: ask 30 % more clients than are needed; the first to finish count
+    deadline: NotNegative = 0  # virtual seconds after which a round ends without those who are late; 0: none
+    late: Literal["drop", "partial", "stale"] = "drop"  # nothing | the steps that fit | joins a later round, damped
+    stale_rounds: Count = 5  # late = "stale": an update that is older comes to nothing
+    minimum: Count = 1  # results without which a round is repeated
+    buffer: OptionalCount = 0  # above 0: no rounds, but an update of the model for so many results (FedBuff's K)
+    concurrency: OptionalCount = 0  # buffer: clients that train at the same time; 0: as many as take part in a round
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if trouble := discord(self):
+        if trouble := part_settings.discord(self) or round_settings.discord(self):
             raise ValueError(trouble)
         return self
 
@@ -190,11 +199,15 @@ class Stopping(Section):
 
 
 class Devices(Section):
-    """How fast every client is."""
+    """How fast every client is, and when it is there."""
 
     trace: str = "synthetic"  # "fedscale" (in the data folder), a csv or pickle file, "synthetic", or "fixed"
     compute_ms: Positive = 50.0  # trace = "fixed": milliseconds per sample (inference)
     network_kbps: Positive = 6000.0  # trace = "fixed": kbit/s
+    availability: str = "always"  # "fedscale" (in the data folder), a json file like it, "synthetic", or "always"
+    online_hours: Positive = 4.0  # availability = "synthetic": mean length of a spell; lengths are exponential
+    offline_hours: Positive = 8.0  # phones train at night: a third of the day
+    crash_rate: Share = 0.0  # of the clients asked in a round, so many come to nothing
 
 
 class Distillation(Section):
@@ -275,38 +288,10 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.cohorts > self.clients:
-            raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
-        if self.cohorting.models and self.distillation.start == "mean":
-            raise ValueError(
-                'distillation.start = "mean" needs one model for all cohorts: cohorting.models must be empty'
-            )
-        for cohort in self.cohorting.models:
-            if not (
-                cohort.isascii() and cohort.isdigit() and str(int(cohort)) == cohort and int(cohort) < self.cohorts
-            ):
-                raise ValueError(f"cohorting.models names cohort {cohort!r}: cohorts are 0 to {self.cohorts - 1}")
         if self.snapshots:
             interval(self.snapshots)
-        federation = self.federation
-        if federation.server == "krum" and federation.byzantine:
-            smallest = self.clients // self.cohorts
-            most = min(federation.participants or max(1, round(federation.participation * smallest)), smallest)
-            needed = 2 * federation.byzantine + 3  # Blanchard et al. 2017, Proposition 4.2: 2f + 2 < n
-            if most < needed:
-                raise ValueError(
-                    f"federation.byzantine = {federation.byzantine} needs {needed} participants in every cohort's "
-                    f"round, and the smallest cohort has {most}"
-                )
-        if self.stopping.rule == "joint":
-            if self.stopping.judge == "public" and self.cohorts < 2:
-                raise ValueError(
-                    'stopping.judge = "public" compares two halves of the cohorts: cohorts must be 2 or more'
-                )
-            if self.stopping.judge == "ensemble" and not self.data.validation:
-                raise ValueError(
-                    'stopping.judge = "ensemble" needs validation samples: data.validation must be above 0'
-                )
+        if trouble := setting_groups.discord(self):
+            raise ValueError(trouble)
         return self
 
 

@@ -67,11 +67,7 @@ def cpfl(problem: Problem, folder: RunFolder, engine: Engine, device: torch.devi
 
 def plan(problem: Problem) -> list[Session]:
     """A session for every cohort, all from the same start, or the common one of those that train its model."""
-    sessions = []
-    for cohort, clients in enumerate(problem.plan):
-        own = problem.of(cohort)
-        sessions.append(Session(cohort, clients, own.experiment, own.fleet, own.model_bytes, own.start))
-    return sessions
+    return [problem.session(cohort) for cohort in range(len(problem.plan))]
 
 
 def federate(
@@ -150,6 +146,9 @@ def summarize(problem: Problem, chosen: Teachers, outcome: Distilled) -> dict[st
         "hours": chosen.hours,
         "cpu_hours": chosen.cpu_hours,
         "comm_gb": chosen.comm_gb,
+        "wasted_cpu_hours": chosen.wasted_cpu_hours,
+        "wasted_gb": chosen.wasted_gb,
+        "repeats": chosen.repeats,
         "rounds": chosen.rounds,
         "cut_off": chosen.cut_off,
         "samples": chosen.samples,

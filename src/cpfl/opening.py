@@ -49,6 +49,8 @@ def prepare_named(
     parts.check(experiment.federation)
     obtain(experiment, folder, given, note)
     problem = prepare(experiment, roots, given, model, plan)
+    for cohort in range(len(problem.plan)):  # what a session refuses is told before anything is written
+        problem.session(cohort)
     hidden = [cohort for cohort, row in enumerate(counts.told(problem.label_counts)) if row is None]
     if hidden:
         note(
@@ -151,6 +153,7 @@ def absolute(experiment: Experiment) -> Experiment:
         "data.public": experiment.data.public,
         "devices.trace": experiment.devices.trace,
         "cohorting.file": experiment.cohorting.file,
+        "devices.availability": experiment.devices.availability,
     }
     paths = {
         key: value

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cpfl import models
+from cpfl.availability import availability
 from cpfl.cohorts import CohortPlan
 from cpfl.data import federated
 from cpfl.data.federated import FederatedData, Given
 from cpfl.devices import Fleet, fleet
 from cpfl.errors import ModelError, SettingError
 from cpfl.experiment import Distillation, Experiment, Model
+from cpfl.federation.session import Session
 from cpfl.models import ModelFactory, State
 from cpfl.planning import plan_cohorts
 from cpfl.privacy.counts import cohort_counts
@@ -56,9 +58,16 @@ class Problem:
             return self
         return replace(self, build=own.build, start=own.start, model_bytes=own.model_bytes, others={})
 
+    def session(self, cohort: int) -> Session:
+        """A cohort's session, as it begins."""
+        own, sizes = self.of(cohort), self.data.clients.training_sizes
+        return Session(cohort, self.plan[cohort], self.experiment, self.fleet, own.model_bytes, own.start, sizes)
+
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the data, of who holds them, and of the devices: what a resumed run must find again."""
         speeds = hashlib.sha256(self.fleet.compute_ms.tobytes() + self.fleet.network_kbps.tobytes())
+        if self.fleet.availability is not None:
+            speeds.update(self.fleet.availability.known.encode())
         return {**self.data.fingerprint(), "clients'": self.data.clients.fingerprint(), "device": speeds.hexdigest()}
 
 
@@ -74,6 +83,9 @@ def prepare(
 ) -> Problem:
     """Settle and check everything; what is wrong is told here, before a run folder exists."""
     devices = fleet(experiment.devices, experiment.clients, experiment.seed, roots)
+    spells = availability(experiment.devices, experiment.clients, experiment.seed, roots)
+    if spells is not None:
+        devices = replace(devices, availability=spells)
     data = federated.load(experiment, roots, given)
     stopping = experiment.stopping
     if stopping.rule == "joint" and stopping.judge == "ensemble" and not data.clients.validation_sizes.any():

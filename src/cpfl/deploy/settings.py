@@ -13,6 +13,7 @@ from cpfl.experiment import GIVEN, Experiment
 from cpfl.federation import parts
 
 PLANS = ("random", "csv")
+SELECTIONS = ("random", "all")
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,29 @@ def check(experiment: Experiment) -> None:
             f"federation.local = {federation.local!r} is for simulations: nodes remember nothing from round to round; "
             "allowed here: sgd, adam, adamw, fedprox"
         )
+    for key, value, plain in _unreal(experiment):
+        if value != plain:
+            raise SettingError(f"{key} = {value!r} is for simulations: leave it out")
+    if federation.selection not in SELECTIONS:  # the others need what nobody here knows of nodes
+        known = ", ".join(SELECTIONS)
+        raise SettingError(f"federation.selection = {federation.selection!r} is for simulations; allowed here: {known}")
     if plan not in PLANS:  # the others need what nobody here knows before the first round
         raise SettingError(f"cohorting.plan = {plan!r} is for simulations; allowed here: {', '.join(PLANS)}")
     if experiment.cohorting.models:
         raise SettingError("cohorting.models is for simulations: all nodes have the app's model")
+
+
+def _unreal(experiment: Experiment) -> list[tuple[str, object, object]]:
+    """What the virtual clock decides; real rounds end with round-seconds, and real nodes come and go by themselves."""
+    federation, devices = experiment.federation, experiment.devices
+    return [
+        ("federation.over_selection", federation.over_selection, 0),
+        ("federation.deadline", federation.deadline, 0),
+        ("federation.minimum", federation.minimum, 1),
+        ("federation.buffer", federation.buffer, 0),
+        ("devices.availability", devices.availability, "always"),
+        ("devices.crash_rate", devices.crash_rate, 0),
+    ]
 
 
 def _as(key: str, value: object, kind: type) -> Any:

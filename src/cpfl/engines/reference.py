@@ -58,17 +58,18 @@ class ReferenceEngine:
 
     def do(self, work: Work) -> Outcome:
         """One round of one cohort: its participants train, the server makes the new model, and they judge it."""
-        start = {name: value.to(self._device) for name, value in work.model.items()}
-        layout, gathering = self._layout, Gathering(self._layout, self._server, start, work.memory, self._device)
-        start_P, rows, results = gathering.start_P, dict[int, Tensor](), []
-        mean_P, moved_P = gathering.row(work.memory.cohort.get(ROWS)), torch.zeros_like(start_P)
+        layout, gathering = self._layout, Gathering(self._layout, self._server, work, self._device)
+        rows, results = dict[int, Tensor](), []
+        mean_P, moved_P = gathering.row(work.memory.cohort.get(ROWS)), torch.zeros_like(gathering.start_P)
         for client in work.participants:
-            self._module.load_state_dict(start)
+            origin = work.origins.get(client)
+            self._module.load_state_dict(gathering.start if origin is None else origin.model)
+            start_P = gathering.start_P if origin is None else gathering.row(origin.model)
             before_P = gathering.row(work.memory.clients.get(client))
-            at = self._course(work, start_P, before_P, mean_P)
+            at = self._course(work.origin(client).round, start_P, before_P, mean_P)
             result, params_P = self._train(client, work, at)
             results.append(result)
-            gathering.add(self._module.state_dict(), self._size(client), result.steps)
+            gathering.add(self._module.state_dict(), self._size(client), result.steps, origin)
             if self._local.keeps_rows:
                 rows[client] = self._local.leave(params_P, at)
                 moved_P += rows[client] - before_P
@@ -91,7 +92,7 @@ class ReferenceEngine:
         with models.threads(1), torch.random.fork_rng():
             self._module.load_state_dict(work.model)
             start_P = self._layout.row(work.model, self._device)
-            result, _ = self._train(client, work, self._course(work, start_P, None, None))
+            result, _ = self._train(client, work, self._course(work.round, start_P, None, None))
             return models.state_of(self._module), result
 
     def pull_back(self, mu: float, start: State) -> None:
@@ -107,22 +108,24 @@ class ReferenceEngine:
             self._module.eval()
             return self._validate(client, work)
 
-    def _course(self, work: Work, start_P: Tensor, client_P: Tensor | None, cohort_P: Tensor | None) -> Course:
-        """A client at the beginning of its round."""
+    def _course(self, round: int, start_P: Tensor, client_P: Tensor | None, cohort_P: Tensor | None) -> Course:
+        """A client that begins a round."""
         memory = {name: torch.zeros_like(start_P) for name in self._local.memory}
-        rate = schedule.rate(self._problem.experiment.federation, work.round)
+        rate = schedule.rate(self._problem.experiment.federation, round)
         return Course(rate, start_P.new_zeros(1), memory, start_P, client_P, cohort_P)
 
     def _train(self, client: int, work: Work, at: Course) -> tuple[ClientResult, Tensor]:
         experiment, module = self._problem.experiment, self._module
         settings = experiment.federation
-        chosen = local.batches(settings, self._size(client), experiment.seed, client, work.round)
-        x, y = self._inputs(client, work, np.concatenate(chosen))
+        number = work.origin(client).round
+        whole = local.batches(settings, self._size(client), experiment.seed, client, number)
+        chosen = whole[: work.steps.get(client)]
+        x, y = self._inputs(client, number, np.concatenate(whole), sum(map(len, chosen)))
         module.train()
-        models.seed_torch(experiment.seed, "model", client, work.round)
+        models.seed_torch(experiment.seed, "model", client, number)
         own: State = {name: value for name, value in module.named_parameters()}  # noqa: C416
         params_P = self._layout.row(own, self._device)
-        losses, done = [], 0
+        losses, squares, done = [], [], 0
         for batch in chosen:
             logits = self._forward(x[done : done + len(batch)], client, work)
             loss = nn.functional.cross_entropy(logits, y[done : done + len(batch)])
@@ -133,11 +136,14 @@ class ReferenceEngine:
                 for name, value in self._layout.views(params_P).items():
                     own[name].copy_(value)
             losses.append(loss.detach())
+            if work.squares:
+                squares.append(models.squares(logits, y[done : done + len(batch)]))
             done += len(batch)
         mean_loss = torch.stack(losses).mean().item()
         if not math.isfinite(mean_loss):
             raise DivergedError(work.cohort, client, work.round, mean_loss)
-        return ClientResult(client, done, len(chosen), mean_loss, None), params_P
+        summed = torch.stack(squares).sum().item() if squares else None
+        return ClientResult(client, done, len(chosen), mean_loss, None, squares=summed), params_P
 
     def _forward(self, x: Tensor, client: int, work: Work) -> Tensor:
         try:
@@ -149,14 +155,15 @@ class ReferenceEngine:
             ) from None
 
     def _inputs(
-        self, client: int, work: Work, order: np.ndarray[tuple[int], np.dtype[np.int64]]
+        self, client: int, number: int, order: np.ndarray[tuple[int], np.dtype[np.int64]], count: int
     ) -> tuple[Tensor, Tensor]:
+        """The first so many samples of a whole round."""
         data = self._problem.data
-        rows = torch.from_numpy(data.clients[client].training[order]).to(self._device)
+        rows = torch.from_numpy(data.clients[client].training[order[:count]]).to(self._device)
         plan = None
         if data.augmented:
             seed = self._problem.experiment.seed
-            plan = self._plan(local.augmentation(len(order), data.train.shape, seed, client, work.round))
+            plan = self._plan(local.augmentation(len(order), data.train.shape, seed, client, number)[:count])
         return data.transform(self._x[rows], plan), self._y[rows]
 
     @torch.no_grad()

@@ -23,6 +23,7 @@ from cpfl.federation.server_parts import (
     Median,
     TrimmedMean,
 )
+from cpfl.round_settings import aged
 
 LOCAL_PARTS: dict[str, type[LocalPart]] = {
     "sgd": Sgd,
@@ -66,6 +67,10 @@ def check(federation: Federation) -> None:
             f"federation.server = {federation.server!r} needs every update and counts all alike: "
             'federation.weights must be "equal"'
         )
+    kind = aged(federation)
+    if kind and (local.keeps_rows or server.needs_all):  # ours were refused before; these are a user's
+        which, name = ("local", federation.local) if local.keeps_rows else ("server", federation.server)
+        raise SettingError(f"federation.{which} = {name!r} needs clients of one round: it does not go with {kind}")
     if type(local).settle is not LocalPart.settle and not isinstance(server, MeanPart):
         raise SettingError(
             f'federation.local = {federation.local!r} has a server step of its own: federation.server must be "mean"'

@@ -26,6 +26,9 @@ class Teachers:
     hours: float
     cpu_hours: float
     comm_gb: float
+    wasted_cpu_hours: float  # of cpu_hours, what came to nothing
+    wasted_gb: float
+    repeats: int  # attempts at rounds that brought too few results
     rounds: int
     samples: int
     cut_off: int  # cohorts that max_rounds ended before they had converged
@@ -66,6 +69,9 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
         hours=moment / 3600,
         cpu_hours=math.fsum(r["cpu_seconds"] for r in [*spent, *asked]) / 3600,
         comm_gb=sent / 1e9,
+        wasted_cpu_hours=math.fsum(r.get("wasted_cpu_seconds", 0.0) for r in spent) / 3600,  # older runs wasted nothing
+        wasted_gb=sum(r.get("wasted_bytes", 0) for r in spent) / 1e9,
+        repeats=sum(r.get("repeats", 0) for r in spent),
         rounds=len(spent),
         samples=sum(r["samples"] for r in spent),
         cut_off=sum(r["stop"] == "max rounds" for r in spent),

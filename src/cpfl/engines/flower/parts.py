@@ -17,7 +17,7 @@ from cpfl.engines.gathering import Gathering
 from cpfl.engines.lanes.stack import Layout
 from cpfl.federation import parts
 from cpfl.federation.memory import Memory
-from cpfl.federation.session import Session
+from cpfl.federation.session import Session, Work
 from cpfl.models import State
 from cpfl.problem import Problem
 
@@ -53,7 +53,8 @@ class Own(Part):
 
     def close(self, number: int, answers: list[Trained]) -> State:
         """Weights come from what clients enrolled with, not from what they claim now."""
-        gathering = Gathering(self._layout, self._server, self._start, self.memory, CPU)
+        work = Work(self._session.cohort, number, [], self._start, self.memory)
+        gathering = Gathering(self._layout, self._server, work, CPU)
         for answer in answers:
             gathering.add(answer.model, self._roll.places[answer.result.client].training, answer.result.steps)
         model = gathering.model(gathering.result())

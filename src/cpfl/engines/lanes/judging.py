@@ -54,11 +54,12 @@ class Ticket:
     held: list[Held]
     looks: list[Tensor]  # losses (V, B), one tensor for each chunk of B samples
     training: Tensor  # the participants' summed training losses
+    squares: Tensor  # and those of their squared sample losses
     seen: Seen  # what the parts remember
     done: torch.cuda.Event | None
 
-    def read(self) -> tuple[list[dict[int, float]], NDArray[np.float64]]:
-        """Mean validation loss of each model by client, and the participants' summed training losses."""
+    def read(self) -> tuple[list[dict[int, float]], NDArray[np.float64], NDArray[np.float64]]:
+        """Mean validation loss of each model by client, and the participants' summed training losses and squares."""
         if self.done is not None:
             self.done.synchronize()
         losses = np.concatenate([look.numpy() for look in self.looks], axis=1, dtype=np.float64) if self.looks else None
@@ -69,7 +70,7 @@ class Ticket:
                 continue
             sums = np.add.reduceat(losses[k, : len(held.rows)], held.starts)
             means.append(dict(zip(held.clients, (sums / held.counts).tolist(), strict=True)))
-        return means, self.training.numpy().astype(np.float64)
+        return means, self.training.numpy().astype(np.float64), self.squares.numpy().astype(np.float64)
 
 
 class Judging:
@@ -127,12 +128,13 @@ class Judging:
             self.look()
             looks.append(download(self._losses_VB))
         training = download(self._bench.losses_M.index_select(0, who))
+        squares = download(self._bench.squares_M.index_select(0, who)) if self._bench.squares else torch.zeros(len(who))
         models_VP = self._params_VP.clone()
         done = None
         if self._device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return Ticket(models_VP, held, looks, training, seen, done)
+        return Ticket(models_VP, held, looks, training, squares, seen, done)
 
     def _aggregate(self) -> None:
         bench, there = self._bench, self._sums.there

@@ -23,7 +23,7 @@ from cpfl.engines.lanes.planners import Planners
 from cpfl.engines.lanes.plans import EMPTY, Task, draw, lay_out
 from cpfl.engines.lanes.step import Bench, Lanes
 from cpfl.errors import DivergedError
-from cpfl.federation import local, schedule
+from cpfl.federation import fates, local, schedule
 from cpfl.federation.session import ClientResult, Outcome, Session
 
 QUIET = 100  # steps with few clients after which the small lanes take over; making them takes seconds
@@ -36,6 +36,7 @@ class Round:
 
     def __init__(self, session: Session, number: int, participants: list[int]) -> None:
         self.session, self.number, self.participants = session, number, participants
+        self.steps = session.steps(number)  # of clients that do not do all of theirs
         self.missing = len(participants)
         self.weight = 0.0
 
@@ -99,14 +100,16 @@ class Shift:
         participants = session.participants(number)
         if not participants:
             return
-        self._rounds[session.cohort] = Round(session, number, participants)
-        steps = [local.steps(self._settings, self._sizes[client]) for client in participants]
-        tasks = [Task(session.cohort, client, number, count) for client, count in zip(participants, steps, strict=True)]
+        round = self._rounds[session.cohort] = Round(session, number, participants)
+        tasks = [Task(session.cohort, client, number, self._steps(round, client)) for client in participants]
         tasks.sort(key=lambda task: -task.steps)
         self._planners.ask(tasks, self._sizes)
         for task in tasks:
             self._queued += 1
             heapq.heappush(self._waiting, (number, -tasks[0].steps, -task.steps, self._queued, task))
+
+    def _steps(self, round: Round, client: int) -> int:
+        return round.steps.get(client) or local.steps(self._settings, self._sizes[client])
 
     def _put_to(self, lanes: Lanes) -> None:
         """Work with these lanes from now on; all are idle."""
@@ -148,7 +151,7 @@ class Shift:
             shape, seed = data.train.shape if data.augmented else None, self._problem.experiment.seed
             plan = draw(settings, seed, shape, len(own), task.client, task.round)
         augmentation = None if self._plan_LSB5 is None else self._plan_LSB5[lane]
-        lay_out(settings, own, plan, self._rows_LSB[lane], augmentation)
+        lay_out(settings, own, plan, task.steps, self._rows_LSB[lane], augmentation)
 
     def _move(self, wanted: Lanes) -> None:
         """Carry the clients in training over to lanes of the other count."""
@@ -212,23 +215,22 @@ class Shift:
             self._open(round.session, round.number + 1)
 
     def _complete(self, round: Round) -> Complete:
-        sizes = [self._sizes[client] for client in round.participants]
-        pace = self._server.pace([(size, local.steps(self._settings, size)) for size in sizes])
+        pace = self._server.pace([(self._sizes[client], self._steps(round, client)) for client in round.participants])
         place, size = self._place[round.session.cohort], len(round.session.clients)
         return Complete(place, round.weight, pace, size, round.participants, round.number)
 
     def _close(self, rounds: list[Round], ticket: Ticket) -> None:
         """Tell the sessions; what one that stops has begun is dropped."""
-        verdicts, losses = ticket.read()
+        verdicts, losses, squares = ticket.read()
         at = 0
         for k, round in enumerate(rounds):
-            mine = losses[at : at + len(round.participants)]
+            mine = slice(at, at + len(round.participants))
             memory = ticket.seen.memory(k, at, round.participants)
             at += len(round.participants)
             session = round.session
             if session.stopped:
                 continue
-            results = self._results(round, mine.tolist(), verdicts[k])
+            results = self._results(round, losses[mine].tolist(), squares[mine].tolist(), verdicts[k])
             model = self._bench.layout.state(ticket.models_VP[k])
             self._on_round(session, session.close_round(Outcome(model, results, memory=memory)))
             if session.stopped:
@@ -236,16 +238,19 @@ class Shift:
             elif session.cohort not in self._rounds and not self._under_way(session):
                 self._open(session, session.round + 1)
 
-    def _results(self, round: Round, losses: list[float], verdict: dict[int, float]) -> list[ClientResult]:
+    def _results(
+        self, round: Round, losses: list[float], squares: list[float], verdict: dict[int, float]
+    ) -> list[ClientResult]:
         results = []
-        for client, total in zip(round.participants, losses, strict=True):
-            size = self._sizes[client]
-            steps = local.steps(self._settings, size)
+        for client, total, squared in zip(round.participants, losses, squares, strict=True):
+            steps = self._steps(round, client)
             loss, value = total / steps, verdict.get(client)
             for number in (loss, value):
                 if number is not None and not math.isfinite(number):
                     raise DivergedError(round.session.cohort, client, round.number, number)
-            results.append(ClientResult(client, local.samples(self._settings, size), steps, loss, value))
+            samples = fates.visited(self._settings, self._sizes[client], steps)
+            told = squared if self._bench.squares else None
+            results.append(ClientResult(client, samples, steps, loss, value, squares=told))
         return results
 
     def _under_way(self, session: Session) -> bool:

@@ -19,7 +19,7 @@ from cpfl.engines.lanes.keeping import Keeping
 from cpfl.engines.lanes.plans import EMPTY
 from cpfl.engines.lanes.stack import Layout
 from cpfl.engines.lanes.transfer import Inbox
-from cpfl.federation import schedule
+from cpfl.federation import choosing, schedule
 from cpfl.federation.local_part import Course
 from cpfl.problem import Problem
 from cpfl.stacked import layers
@@ -43,6 +43,8 @@ class Bench:
         self.sums_NP = torch.zeros_like(self.models_NP)
         self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)
         self.keeping = Keeping(experiment, layout, self.dtype, device)
+        self.squares = choosing.part_class(experiment.federation.selection).squares  # of sample losses, asked for
+        self.squares_M = torch.zeros_like(self.losses_M)
 
     def inputs(self, rows: Tensor, plan: Tensor | None) -> Tensor:
         """Model inputs for rows of any shape; empty rows give some sample that the caller leaves out."""
@@ -72,6 +74,7 @@ class Lanes:
         batch = settings.batch_size
         self.params_LP = torch.zeros(count + 1, bench.layout.size, dtype=bench.dtype, device=device)
         self.losses_L = torch.zeros(count + 1, dtype=bench.dtype, device=device)
+        self.squares_L = torch.zeros_like(self.losses_L)
         self._rates_L1 = torch.zeros(count + 1, 1, dtype=bench.dtype, device=device)
         rows = {"start": self._local.needs_start, "client": self._local.keeps_rows, "cohort": self._local.keeps_rows}
         self._at = Course(
@@ -86,7 +89,9 @@ class Lanes:
         self._incoming = Inbox(device, lanes=numbers, places=numbers, clients=numbers, rates=floats)
         self._outgoing = Inbox(device, lanes=numbers, places=numbers, clients=numbers, weights=floats)
         self._leaf = self.params_LP.detach().requires_grad_()
-        self._forward: Callable[[], Tensor] = torch.compile(self._losses, dynamic=False) if compiled else self._losses
+        self._forward: Callable[[], tuple[Tensor, Tensor | None]] = (
+            torch.compile(self._losses, dynamic=False) if compiled else self._losses
+        )
         self.batches.there["rows"].fill_(EMPTY)
         for inbox in (self._incoming, self._outgoing):  # trying these out must not touch rounds that are under way
             self._empty(inbox)
@@ -100,7 +105,8 @@ class Lanes:
     def states(self) -> list[Tensor]:
         """All that a client in training has, by lane."""
         own = [row for row in (self._at.start, self._at.client, self._at.cohort) if row is not None]
-        return [self.params_LP, self.losses_L, self._rates_L1, self._at.count, *self._at.memory.values(), *own]
+        sums = [self.losses_L, self.squares_L, self._rates_L1, self._at.count]
+        return [self.params_LP, *sums, *self._at.memory.values(), *own]
 
     def fill(self, entering: Sequence[tuple[int, int, int, float]]) -> None:
         """Lanes begin a client each, as (lane, place, client, rate), from the model of the cohort at that place."""
@@ -132,7 +138,7 @@ class Lanes:
         lanes, places, clients = there["lanes"], there["places"], there["clients"]
         models_FP = bench.models_NP.index_select(0, places)
         self.params_LP.index_copy_(0, lanes, models_FP)
-        for state in (self.losses_L, at.count, *at.memory.values()):
+        for state in (self.losses_L, self.squares_L, at.count, *at.memory.values()):
             state.index_fill_(0, lanes, 0)
         self._rates_L1.index_copy_(0, lanes, there["rates"][:, None])
         if at.start is not None:
@@ -157,6 +163,7 @@ class Lanes:
             sums_FP = bench.sums_NP.index_select(0, places).add_(models_FP.mul_(there["weights"][:, None]))
             bench.sums_NP.index_copy_(0, places, sums_FP)
         bench.losses_M.index_copy_(0, clients, self.losses_L.index_select(0, lanes))
+        bench.squares_M.index_copy_(0, clients, self.squares_L.index_select(0, lanes))
 
     def _of(self, lanes: Tensor) -> Course:
         """Where the clients of some lanes are."""
@@ -168,20 +175,23 @@ class Lanes:
         lr = at.lr.index_select(0, lanes) if isinstance(at.lr, Tensor) else at.lr
         return Course(lr, at.count.index_select(0, lanes), {}, some(at.start), some(at.client), some(at.cohort))
 
-    def _losses(self) -> Tensor:
+    def _losses(self) -> tuple[Tensor, Tensor | None]:
         bench, rows_LB = self._bench, self.batches.there["rows"]
         x = bench.inputs(rows_LB, self.batches.there.get("plan"))
         mask_LB = (rows_LB != EMPTY).to(x.dtype)
         params = bench.layout.views(self._leaf[: self.count])
         losses_LB = vmap(bench.losses)(params, x, bench.labels(rows_LB))
-        return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1)
+        squares_L = (losses_LB.detach() * mask_LB).square().sum(1) if bench.squares else None
+        return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1), squares_L
 
     def _step(self) -> None:
-        losses_L = self._forward()
+        losses_L, squares_L = self._forward()
         (slopes_LP,) = torch.autograd.grad(losses_L.sum(), self._leaf)  # lanes share nothing: each gets its own
         self._at.count.add_(1)
         self._local.learn(self.params_LP, slopes_LP, self._at)
         self.losses_L[: self.count].add_(losses_L.detach())
+        if squares_L is not None:
+            self.squares_L[: self.count].add_(squares_L)
 
 
 def turns(ended: Sequence[tuple[int, int, int, float]]) -> list[list[tuple[int, int, int, float]]]:

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from cpfl import models
 from cpfl.engines.workers.form import Form, Rows
@@ -40,10 +41,13 @@ class Job:
     place: int  # of the cohort's model
     clients: tuple[int, ...]
     round: int
+    steps: int | None = None  # only so many, the first ones
+    squares: bool = False  # the sum of the squared sample losses is wanted
+    start: dict[str, NDArray[Any]] | None = None  # an older model to begin with instead of the cohort's
 
 
 Done = Callable[[Job, Any, int], None]
-"""(job, loss or losses, slot of the trained model): the slot is free again after the call."""
+"""(job, loss and squares, or losses, slot of the trained model): the slot is free again after the call."""
 
 
 def cores() -> int:
@@ -183,7 +187,10 @@ def _keep_memory() -> None:
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 
 
-def _do(trainer: Trainer, places: Rows, slots: Rows, kept: Kept | None, job: Job, slot: int) -> float | list[float]:
+def _do(
+    trainer: Trainer, places: Rows, slots: Rows, kept: Kept | None, job: Job, slot: int
+) -> tuple[float, float | None] | list[float]:
     if job.kind == "train":
-        return trainer.train(places, job.place, slots, slot, job.clients[0], job.round, kept)
+        start, place = (places, job.place) if job.start is None else (trainer.older(job.start), 0)
+        return trainer.train(start, place, slots, slot, job.clients[0], job.round, kept, job.steps, job.squares)
     return trainer.judge(places, job.place, job.clients, job.round)
