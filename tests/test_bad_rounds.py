@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 REFUSED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("federation.selection=randm",): ("federation.selection = 'randm'", "did you mean random?", "power-of-choice"),
-    ("federation.selection=os:getcwd",): ("os:getcwd", "no subclass of cpfl.federation.selection.Selection"),
+    ("federation.selection=os:getcwd",): ("os:getcwd", "no subclass of cpfl.Selection"),
     ("federation.selection=nowhere:Part",): ("nowhere:Part", "cannot be loaded"),
     ("federation.selection=oort", "federation.selection_args.alfa=2"): ("oort", "alfa"),
     ("federation.selection=oort", "federation.selection_args=3"): ("federation.selection_args = 3",),

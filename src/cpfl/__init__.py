@@ -7,6 +7,7 @@ from cpfl.experiment import Experiment
 from cpfl.experiment_file import load as load_experiment
 from cpfl.export import export
 from cpfl.federation.local_part import LocalPart
+from cpfl.federation.selection import Selection
 from cpfl.federation.server_part import ServerPart
 from cpfl.method import Watcher
 from cpfl.report import report
@@ -19,6 +20,7 @@ __all__ = [
     "Experiment",
     "LocalPart",
     "Run",
+    "Selection",
     "ServerPart",
     "Watcher",
     "distill",

@@ -161,7 +161,7 @@ class Federation(Section):
     over_selection: NotNegative = 0  # 0.3: ask 30 % more clients than are needed; the first to finish count
     deadline: NotNegative = 0  # virtual seconds after which a round ends without those who are late; 0: none
     late: Literal["drop", "partial", "stale"] = "drop"  # nothing | the steps that fit | joins a later round, damped
-    stale_rounds: Count = 5  # late = "stale": an update that is older comes to nothing
+    stale_rounds: Count = 5  # late = "stale": an older update comes to nothing; as FedScale's max_staleness
     minimum: Count = 1  # results without which a round is repeated
     buffer: OptionalCount = 0  # above 0: no rounds, but an update of the model for so many results (FedBuff's K)
     concurrency: OptionalCount = 0  # buffer: clients that train at the same time; 0: as many as take part in a round

@@ -37,7 +37,7 @@ def part_class(name: str) -> type[Selection]:
         raise SettingError(f"{KEY} = {name!r} cannot be loaded: {first_line(error)}") from None
     # A run folder or a TOML file may come from somebody else: it may name a selection, not just anything to call.
     if not (isinstance(found, type) and issubclass(found, Selection)):
-        raise SettingError(f"{KEY} = {name!r} is no subclass of cpfl.federation.selection.Selection")
+        raise SettingError(f"{KEY} = {name!r} is no subclass of cpfl.Selection")
     return found
 
 

@@ -7,6 +7,7 @@ write into the tensors they are given, and branch on settings, never on numbers 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +26,9 @@ class Course:
     start: Tensor | None = None  # the cohort's model as the round began; if the part `needs_start`
     client: Tensor | None = None  # the client's row, zero before its first round; if the part `keeps_rows`
     cohort: Tensor | None = None  # the mean of such rows over all clients of the cohort
+
+
+Step = Callable[[Tensor, Tensor, Course], None]
 
 
 class LocalPart:
@@ -50,11 +54,11 @@ class LocalPart:
         """The cohort's new model, from what the server part made and the mean of the clients' rows."""
         return model
 
-    def learn(self, params: Tensor, slope: Tensor, at: Course) -> None:
-        """A step with the slope cut to the length that is allowed."""
+    def learn(self, params: Tensor, slope: Tensor, at: Course, step: Step | None = None) -> None:
+        """A step with the slope cut to the length that is allowed; `step` is the part's own, compiled."""
         if self.settings.clip:
             slope = cut(slope, self.settings.clip)
-        self.step(params, slope, at)
+        (step or self.step)(params, slope, at)
 
 
 def descend(params: Tensor, slope: Tensor, lr: float | Tensor) -> None:

@@ -34,7 +34,7 @@ class Oort(Selection):
         pacer_rounds: int = 20,  # W; pacer_step
         cutoff: float = 0.95,  # c, the paper: clients above so much of the last wanted one's utility may be drawn
         clip: float = 0.95,  # the paper; utilities are cut at this quantile, FedScale's clip_bound is 0.9
-        most_rounds: int = 10,  # the paper: picked so often, a client is not asked again; 0: no limit, as FedScale
+        most_rounds: int = 0,  # picked so often, a client is not asked again (the paper); 0: no limit, as in FedScale
         scaled: bool = True,  # bring U to 0 … 1 before the uncertainty is added, as their code does; False: as printed
     ) -> None:
         super().__init__(cohort)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cpfl.models import State
 
-BETA = 0.35  # REFL's weight of how much an update differs
+BETA = 0.35  # REFL's weight of how much an update differs: stale_beta in the authors' code
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def refl(updates: Sequence[State], arrived: Sequence[Arrived]) -> list[float]:
     factors = []
     for one, deviation in zip(arrived, differing, strict=True):
         part = 1.0
-        if one.age:  # w_s = (1 − β) / (τ + 1) + β (1 − e^(−Λ_s / Λ_max))
+        if one.age:  # w_s = (1 − β) / (τ + 1) + β (1 − e^(−Λ_s / Λ_max)); their code takes a tenth of the e
             part = (1 - BETA) / (one.age + 1) + BETA * (1 - math.exp(-deviation / most) if most else 0.0)
         factors.append(part * one.weight)
     return [factor / sum(factors) for factor in factors]
