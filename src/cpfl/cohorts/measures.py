@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
 
 Floats = NDArray[np.float64]
 
@@ -36,5 +35,7 @@ def expected_longest(seconds: Floats, participants: int) -> float:
 
 
 def _log_choose(n: NDArray[np.int64], k: int) -> Floats:
+    from scipy.special import gammaln  # imported here: only a look at a plan needs it, and every run comes by
+
     logs: Floats = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
     return logs
