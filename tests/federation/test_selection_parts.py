@@ -158,17 +158,19 @@ def test_refl_takes_those_who_will_leave() -> None:
 
 
 def test_refl_lets_clients_rest() -> None:
-    """Nobody is asked again within five rounds, unless there are too few others: then those who rested longest."""
-    weeks = [Week((0.0,), (20.0 - k,), 1000.0) for k in range(10)]
+    """Nobody is asked again within five rounds' time, unless there are too few others: then who rested longest."""
+    weeks = [Week((0.0,), (1000.0,), 1000.0)] * 10
     one, again = (LeastAvailable(cohort(SAMPLES, SPEEDS, weeks), accuracy=1.0) for _ in range(2))
-    one.learn(1, reports([9, 8], 1), 10.0)
-    assert list(one.choose(list(range(10)), 3, 2, rng(2), 0.0)) == [7, 6, 5]
+    one.learn(1, reports([9, 8], 1), 10.0)  # from second 0 to 10
     one.learn(2, reports([7, 6, 5], 2), 10.0)
     again.restore(one.state())
     for part in (one, again):
-        assert sorted(part.choose([9, 8, 7, 6, 0], 3, 3, rng(3), 0.0)) == [0, 8, 9]
-        assert list(part.choose(list(range(10)), 3, 6, rng(6), 0.0)) == [4, 3, 2]
-        assert list(part.choose(list(range(10)), 3, 7, rng(7), 0.0)) == [9, 8, 4]  # round 1 is long ago
+        for seed in range(20):
+            assert set(part.choose(list(range(10)), 4, 3, rng(seed), 20.0)) <= {0, 1, 2, 3, 4}
+            assert set(part.choose(list(range(10)), 4, 3, rng(seed), 60.0)) <= {0, 1, 2, 3, 4, 8, 9}
+            assert sorted(part.choose([9, 8, 7, 6, 0], 3, 3, rng(seed), 20.0)) == [0, 8, 9]
+        late = {c for seed in range(20) for c in part.choose(list(range(10)), 4, 3, rng(seed), 70.0)}
+        assert late == set(range(10))  # five rounds of ten seconds are over
 
 
 def test_refl_s_ties_and_mistakes_are_drawn() -> None:

@@ -20,7 +20,8 @@ class LeastAvailable(Selection):
 
     def __init__(self, cohort: Cohort, alpha: float = 0.25, accuracy: float = 0.9, rest: int = 5) -> None:
         """`alpha` is the old rounds' weight in μ; `accuracy` is how often a client's forecast of itself is right; who
-        took part holds off for `rest` rounds, while there are others (prohibit_reselect = 5 in the authors' code)."""
+        took part holds off for `rest` rounds, while there are others (prohibit_reselect = 5 in the authors' code). Such
+        a round is μ seconds here: attempts that bring nothing do not count as rounds, but time goes on."""
         super().__init__(cohort)
         for key, value in (("alpha", alpha), ("accuracy", accuracy)):
             if not 0 <= value <= 1:
@@ -29,19 +30,21 @@ class LeastAvailable(Selection):
             raise ValueError(f"rest = {rest}: 0 or more")
         self._alpha, self._accuracy, self._rest = alpha, accuracy, rest
         self._mean: float | None = None  # μ
-        self._last: dict[int, int] = {}  # the round in which a client last took part, if it still rests
+        self._clock = 0.0  # when the last round ended
+        self._last: dict[int, float] = {}  # when a client last took part, if it still rests
 
     def choose(
         self, able: Sequence[int], wanted: int, round: int, rng: np.random.Generator, clock: float
     ) -> Sequence[int]:
         order = [able[i] for i in rng.permutation(len(able))]  # the sorts keep it: ties are broken at random
         wrong = dict(zip(order, rng.random(len(able)) >= self._accuracy, strict=True))
-        resting = {c for c in order if c in self._last and round - self._last[c] <= self._rest}
+        if self._mean is None:  # before the first round nobody knows how long one lasts
+            return order[:wanted]
+        resting = {c for c in order if c in self._last and clock - self._last[c] < self._rest * self._mean}
         rested = [client for client in order if client not in resting]
         if len(rested) <= wanted:  # too few others: who has rested longest comes too
-            return rested + sorted(resting, key=lambda client: (self._last[client], client))[: wanted - len(rested)]
-        if self._mean is None:  # before the first round nobody knows how long one lasts
-            return rested[:wanted]
+            longest = sorted(resting, key=lambda client: (self._last[client], client))
+            return rested + longest[: wanted - len(rested)]
         there = self.cohort.fleet.availability
         assert there is not None, "the experiment was checked for it"
         slot = clock + self._mean, clock + 2 * self._mean
@@ -55,12 +58,15 @@ class LeastAvailable(Selection):
         # μ_t = (1 − α) · D_{t−1} + α · μ_{t−1}
         old = seconds if self._mean is None else self._mean
         self._mean = (1 - self._alpha) * seconds + self._alpha * old
-        self._last.update((result.client, round) for result in results)
-        self._last = {client: last for client, last in self._last.items() if round - last < self._rest}
+        self._clock += seconds
+        self._last.update((result.client, self._clock) for result in results)
+        longest = self._rest * self._mean
+        self._last = {client: last for client, last in self._last.items() if self._clock - last < longest}
 
     def state(self) -> dict[str, Any]:
-        return {"mean": self._mean, "last": {str(client): last for client, last in self._last.items()}}
+        last = {str(client): last for client, last in self._last.items()}
+        return {"mean": self._mean, "clock": self._clock, "last": last}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._mean = state["mean"]
+        self._mean, self._clock = state["mean"], state["clock"]
         self._last = {int(client): last for client, last in state["last"].items()}
