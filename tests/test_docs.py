@@ -17,6 +17,7 @@ FENCE = re.compile(r"(?:^<!-- (?P<note>.+?) -->\n)?^```(?P<kind>sh|python|toml)\
 ELSEWHERE = {
     "run by .ci/run": ROOT / ".ci" / "run",
     "run in tests/cli/test_data.py with a folder of its own": ROOT / "tests/cli/test_data.py",
+    "run in tests/federation/test_parts.py with my_parts.py": ROOT / "tests/federation/test_parts.py",
     "needs real CIFAR-10; run in tests/test_real_data.py where it is there": ROOT / "tests/test_real_data.py",
     "run in tests/deploy/test_commands.py": ROOT / "tests/deploy/test_commands.py",
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from cpfl import availability
 from cpfl.data import federated
 from cpfl.data.federated import Given
 from cpfl.devices import fleet, read_trace
@@ -84,3 +85,27 @@ def test_the_synthetic_fleet_has_the_real_one_s_shape() -> None:
 def test_no_image_is_shared(cpfl_command: Command) -> None:
     words = ("data", "check", "cifar10", "--data", str(DATA), "--set", "data.public=tinyimagenet32")
     assert "no image is in more than one" in cpfl_command(*words).good().out
+
+
+def test_the_availability_trace_is_walked_as_fedscale_walks_it() -> None:
+    """Every user at 500 moments of three weeks: FedScale has it active in a spell of the time modulo finish_time."""
+    path = DATA / "fedscale" / "client_behave_trace_100.json"
+    rows, weeks = list(json.loads(path.read_text()).values()), availability.read(path)
+    assert len(weeks) == len(rows) == 100
+    moments = np.random.default_rng(0).integers(0, 21 * 24 * 3600, 500) + 0.5
+    for row, week in zip(rows, weeks, strict=True):
+        begins, ends = np.array(row["active"]), np.array(row["inactive"])
+        assert sum(ends - begins) == row["duration"]
+        begins, ends = begins[ends > begins], ends[ends > begins]  # some spells last no second
+        assert week.share(0, week.period) == pytest.approx(row["duration"] / row["finish_time"])
+        for moment in moments:
+            now = moment % row["finish_time"]
+            there = bool(((begins <= now) & (now < ends)).any())
+            assert (week.until(moment) > moment) == there
+            if there:
+                left = ends[(begins <= now) & (now < ends)][0] - now
+                assert week.until(moment) >= moment + left - 1e-6
+            else:
+                later = begins[begins > now]
+                wait = later[0] - now if len(later) else row["finish_time"] - now + begins[0]
+                assert week.back(moment) == pytest.approx(moment + wait)

@@ -39,7 +39,9 @@ def views(problem: Problem) -> Views:
     states = [state_of(fresh(problem.build, seed, "init", torch.float32)) for seed in (1, 2)]
     module = fresh(problem.build, 0, "init", torch.float32)
     numbers = Numbers(torch.device("cpu"), "float32")
-    return Views(problem, module, lambda: iter(states), np.full((2, 3), 0.5), problem.experiment.distillation, numbers)
+    return Views(
+        problem, [module] * 2, lambda: iter(states), np.full((2, 3), 0.5), problem.experiment.distillation, numbers
+    )
 
 
 def test_mirror_shows_an_image_as_it_is_and_then_mirrored() -> None:

@@ -6,6 +6,9 @@ from cpfl.errors import CpflError
 from cpfl.experiment import Experiment
 from cpfl.experiment_file import load as load_experiment
 from cpfl.export import export
+from cpfl.federation.local_part import LocalPart
+from cpfl.federation.selection import Selection
+from cpfl.federation.server_part import ServerPart
 from cpfl.method import Watcher
 from cpfl.report import report
 from cpfl.study import study
@@ -15,7 +18,10 @@ __all__ = [
     "CpflError",
     "Engine",
     "Experiment",
+    "LocalPart",
     "Run",
+    "Selection",
+    "ServerPart",
     "Watcher",
     "distill",
     "export",

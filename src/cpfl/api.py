@@ -234,6 +234,9 @@ def _go(
     try:
         if not folder.model("start").is_file():
             files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
+        for cohort, own in problem.others.items():
+            if not folder.own_start(cohort).is_file():
+                files.save_tensors(folder.own_start(cohort), own.start, {"round": 0, "clock": 0.0})
         worker = choice.engine(engine, problem, device, watcher.on_note, workers)
         folder.log(event, engine=worker.name, device=str(device))
         summary = method.cpfl(problem, folder, worker, device, _Together(watcher, *tracking))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpfl.availability import Availability
 from cpfl.errors import DataError
 from cpfl.experiment import Devices
 from cpfl.randomness import stream
@@ -35,6 +36,7 @@ class Fleet:
 
     compute_ms: Speeds  # milliseconds per sample, inference
     network_kbps: Speeds  # kbit/s
+    availability: Availability | None = None  # None: everybody is always there
 
     def training_seconds(self, client: int, steps: int, batch_size: int) -> float:
         """Forward and backward cost three times the inference that the trace measured."""

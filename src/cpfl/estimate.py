@@ -10,7 +10,7 @@ from torch import nn
 
 from cpfl import models
 from cpfl.experiment import Experiment
-from cpfl.federation import local, selection
+from cpfl.federation import local, parts, selection
 from cpfl.problem import Problem
 
 TRIALS = 4
@@ -50,13 +50,19 @@ def estimate(problem: Problem, device: torch.device) -> Estimate:
         steps += share * float(local.all_steps(experiment.federation, sizes[clients]).sum())
     training, distilling = (None, None) if device.type == "cuda" else _seconds(problem, device)
     model = sum(value.numel() * value.element_size() for value in problem.start.values())
+    local_part, server_part = parts.local_part(experiment.federation), parts.server_part(experiment.federation)
+    rows = model * experiment.clients if local_part.keeps_rows else 0  # and twice on disk, with two checkpoints
+    updates = model * experiment.clients if server_part.needs_all else 0
     held = data.train.x.nbytes + data.test.x.nbytes + data.public.x.nbytes
     return Estimate(
         steps=steps,
         round_seconds=None if training is None else steps * training,
         distillation_seconds=distilling,
-        memory_bytes=2 * held + 4 * model * experiment.cohorts + 300_000_000,  # the interpreter with torch
-        disk_bytes=(1 + 5 * experiment.cohorts) * model,  # start; teacher and two checkpoints of two models each
+        memory_bytes=2 * (held + rows)
+        + updates
+        + 4 * model * experiment.cohorts
+        + 300_000_000,  # the interpreter, torch
+        disk_bytes=(1 + 5 * experiment.cohorts) * model + 2 * rows,  # start; teacher and two checkpoints of two models
         snapshot_bytes=model * experiment.cohorts,
     )
 

@@ -5,12 +5,14 @@ The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`.
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from cpfl import part_settings, round_settings, setting_groups
 from cpfl.errors import SettingError
 from cpfl.setting_sentences import sentence
 
@@ -91,17 +93,84 @@ class Model(Section):
         return self
 
 
+PLANS = ("random", "speed", "column", "label-balanced", "label-clustered", "multi-objective", "csv")
+
+
+class Cohorting(Section):
+    """Who trains with whom; `cohorts` says into how many."""
+
+    plan: str = "random"  # one of PLANS; all but random reveal something of clients: `cpfl plan` says what
+    column: str = ""  # plan = "column": clients with the same value in it stay together
+    file: str = ""  # plan = "csv": the columns client (from 0) and cohort
+    skew: NotNegative = 1.0  # plan = "multi-objective": weight of the cohorts' mean label skew, 0 to 1
+    speed: NotNegative = 1.0  # and of their mean round, as a share of the slowest client's
+    models: dict[str, str] = Field(default_factory=dict)  # cohorts that train another model: {"0" = "gn-lenet"}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.plan not in PLANS:
+            near = difflib.get_close_matches(self.plan, PLANS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"plan = {self.plan!r} is unknown; {hint}Known: {', '.join(PLANS)}")
+        for plan, key, value in (("column", "column", self.column), ("csv", "file", self.file)):
+            if self.plan == plan and not value:
+                raise ValueError(f'plan = "{plan}" needs cohorting.{key}')
+        if self.plan == "multi-objective" and not (self.skew or self.speed):
+            raise ValueError('plan = "multi-objective" needs skew or speed above 0')
+        return self
+
+
 class Federation(Section):
-    """What happens inside a cohort's round: FedAvg."""
+    """What happens inside a cohort's round: FedAvg, unless local or server say otherwise."""
 
     local_epochs: Count = 1
     local_steps: OptionalCount = 0  # above 0: so many steps instead of epochs, each from a fresh shuffle
     batch_size: Count = 20
     lr: Positive = 0.002
     momentum: Share = 0.0  # starts at zero every round
+    local: str = "sgd"  # sgd, adam, adamw, fedprox, scaffold, feddyn (the last three on sgd), or "module:Class"
+    local_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of a class of your own
+    nesterov: bool = False  # look ahead along the momentum
+    weight_decay: NotNegative = 0.0  # added to the slope; adamw: taken from the weights
+    clip: NotNegative = 0.0  # the longest a slope may be, longer ones are cut to it; 0: any length
+    beta1: Share = 0.9  # adam, adamw: the usual memory of slopes …
+    beta2: Share = 0.999  # … and of their squares
+    epsilon: Positive = 1e-8  # adam, adamw: keeps small slopes from becoming large steps
+    mu: NotNegative = 0.01  # fedprox: the pull back to the round's start; its authors try 0.001 to 1
+    dyn: Positive = 0.01  # feddyn: its α; its authors take 0.1, 0.01 and 0.001
+    schedule: Literal["constant", "step", "cosine"] = "constant"  # of lr, over rounds
+    schedule_rounds: OptionalCount = 0  # step: lr falls every so many rounds; cosine: down to the floor in so many
+    schedule_factor: Fraction = 0.5  # step: what lr is multiplied by
+    schedule_floor: Fraction = 0.01  # step, cosine: the part of lr that stays, for rounds may go on long after
+    warmup: OptionalCount = 0  # rounds in which lr grows to its full height, with any schedule
+    server: str = "mean"  # mean, fedavgm, fedadagrad, fedadam, fedyogi, fednova, median, trimmed-mean, krum, or own
+    server_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of a class of your own
+    server_lr: NotNegative = 0.0  # fedavgm, fedadagrad, fedadam, fedyogi; 0: theirs, which is 1 and else 10^-1.5
+    server_momentum: Share = 0.9  # fedavgm: β; fedadagrad, fedadam, fedyogi: β₁
+    server_beta2: Share = 0.99  # fedadam, fedyogi: as their authors set it
+    server_tau: Positive = 1e-3  # fedadagrad, fedadam, fedyogi: how adaptive; smaller is more
+    trim: Annotated[Number, Field(ge=0, lt=0.5)] = 0.1  # trimmed-mean: left out on either side, of every number
+    byzantine: OptionalCount = 0  # krum: so many participants may send anything
+    chosen: Count = 1  # krum: the mean of so many models (multi-Krum), 1 is Krum
+    update_norm: NotNegative = 0.0  # the longest update the server takes, longer ones are cut to it; 0: any length
     participation: Fraction = 1.0  # of a cohort's clients, in every round
     participants: OptionalCount = 0  # above 0: so many clients of each cohort instead
     weights: Literal["equal", "samples"] = "equal"  # the authors average client models equally
+    selection: str = "random"  # who takes part: random, all, oort, refl, power-of-choice, or "module:Class"
+    selection_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of that part
+    over_selection: NotNegative = 0  # 0.3: ask 30 % more clients than are needed; the first to finish count
+    deadline: NotNegative = 0  # virtual seconds after which a round ends without those who are late; 0: none
+    late: Literal["drop", "partial", "stale"] = "drop"  # nothing | the steps that fit | joins a later round, damped
+    stale_rounds: Count = 5  # late = "stale": an older update comes to nothing; as FedScale's max_staleness
+    minimum: Count = 1  # results without which a round is repeated
+    buffer: OptionalCount = 0  # above 0: no rounds, but an update of the model for so many results (FedBuff's K)
+    concurrency: OptionalCount = 0  # buffer: clients that train at the same time; 0: as many as take part in a round
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if trouble := part_settings.discord(self) or round_settings.discord(self):
+            raise ValueError(trouble)
+        return self
 
 
 class Stopping(Section):
@@ -130,11 +199,15 @@ class Stopping(Section):
 
 
 class Devices(Section):
-    """How fast every client is."""
+    """How fast every client is, and when it is there."""
 
     trace: str = "synthetic"  # "fedscale" (in the data folder), a csv or pickle file, "synthetic", or "fixed"
     compute_ms: Positive = 50.0  # trace = "fixed": milliseconds per sample (inference)
     network_kbps: Positive = 6000.0  # trace = "fixed": kbit/s
+    availability: str = "always"  # "fedscale" (in the data folder), a json file like it, "synthetic", or "always"
+    online_hours: Positive = 4.0  # availability = "synthetic": mean length of a spell; lengths are exponential
+    offline_hours: Positive = 8.0  # phones train at night: a third of the day
+    crash_rate: Share = 0.0  # of the clients asked in a round, so many come to nothing
 
 
 RECIPES: dict[Any, dict[str, Any]] = {
@@ -211,6 +284,7 @@ class Experiment(Section):
     checkpoint_seconds: NotNegative = 5.0  # a kill costs at most so much work besides open rounds; 0: every round
     data: Data = Data()
     model: Model = Model()
+    cohorting: Cohorting = Cohorting()
     federation: Federation = Federation()
     stopping: Stopping = Stopping()
     devices: Devices = Devices()
@@ -231,19 +305,10 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.cohorts > self.clients:
-            raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
         if self.snapshots:
             interval(self.snapshots)
-        if self.stopping.rule == "joint":
-            if self.stopping.judge == "public" and self.cohorts < 2:
-                raise ValueError(
-                    'stopping.judge = "public" compares two halves of the cohorts: cohorts must be 2 or more'
-                )
-            if self.stopping.judge == "ensemble" and not self.data.validation:
-                raise ValueError(
-                    'stopping.judge = "ensemble" needs validation samples: data.validation must be above 0'
-                )
+        if trouble := setting_groups.discord(self):
+            raise ValueError(trouble)
         return self
 
 

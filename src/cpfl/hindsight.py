@@ -58,4 +58,4 @@ def judged(
 def _latest(folder: RunFolder, cohort: int, number: int) -> Path:
     """A cohort's newest model that is not of a later round."""
     early = [path for path in folder.snapshots(cohort) if int(path.stem.rpartition("-")[2]) <= number]
-    return early[-1] if early else folder.model("start")
+    return early[-1] if early else folder.start(cohort)

@@ -66,11 +66,8 @@ def cpfl(problem: Problem, folder: RunFolder, engine: Engine, device: torch.devi
 
 
 def plan(problem: Problem) -> list[Session]:
-    """A session for every cohort, all from the same start."""
-    return [
-        Session(cohort, clients, problem.experiment, problem.fleet, problem.model_bytes, problem.start)
-        for cohort, clients in enumerate(problem.plan)
-    ]
+    """A session for every cohort, all from the same start, or the common one of those that train its model."""
+    return [problem.session(cohort) for cohort in range(len(problem.plan))]
 
 
 def federate(
@@ -110,7 +107,7 @@ def distil_cohorts(
     """Distil the run's cohort models, as these settings choose and join them, into one global model."""
     check_views(problem.data, settings)
     chosen = teachers.choose(folder, settings)
-    if all(path == folder.model("start") for path in chosen.paths):
+    if all(path == folder.start(i) for i, path in zip(chosen.cohorts, chosen.paths, strict=True)):
         watcher.on_note(f"no cohort has a snapshot before {chosen.hours:.2f} h: these teachers are untrained")
     (into / "summary.json").unlink(missing_ok=True)  # it must never stand beside another model
     with files.explained(into):
@@ -149,6 +146,9 @@ def summarize(problem: Problem, chosen: Teachers, outcome: Distilled) -> dict[st
         "hours": chosen.hours,
         "cpu_hours": chosen.cpu_hours,
         "comm_gb": chosen.comm_gb,
+        "wasted_cpu_hours": chosen.wasted_cpu_hours,
+        "wasted_gb": chosen.wasted_gb,
+        "repeats": chosen.repeats,
         "rounds": chosen.rounds,
         "cut_off": chosen.cut_off,
         "samples": chosen.samples,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cpfl import experiment_file
+from cpfl.cohorts import CohortPlan
 from cpfl.data import sources
 from cpfl.data.catalogue import CATALOGUE
 from cpfl.data.federated import Given, as_samples
@@ -20,6 +21,9 @@ from cpfl.data.sources import search_roots
 from cpfl.engines import choice
 from cpfl.errors import CpflError, ModelError, RunFolderError, SettingError
 from cpfl.experiment import GIVEN, Experiment
+from cpfl.federation import parts
+from cpfl.models import State
+from cpfl.planning import reveals
 from cpfl.presets.published import published
 from cpfl.privacy import counts
 from cpfl.problem import OwnModel, Problem, prepare
@@ -30,15 +34,23 @@ Note = Callable[[str], None]
 
 
 def prepare_named(
-    experiment: Experiment, data: str | Path | None, model: OwnModel | None, given: Given, note: Note
+    experiment: Experiment,
+    data: str | Path | None,
+    model: OwnModel | None,
+    given: Given,
+    note: Note,
+    plan: CohortPlan | None = None,
 ) -> Problem:
     """The problem that an experiment names, its sets downloaded where they are missing."""
     folder = None if data is None else Path(data)
     if folder is not None and not folder.is_dir():
         raise SettingError(f"--data {folder} is not a folder")
     roots = search_roots(folder)
+    parts.check(experiment.federation)
     obtain(experiment, folder, given, note)
-    problem = prepare(experiment, roots, given, model)
+    problem = prepare(experiment, roots, given, model, plan)
+    for cohort in range(len(problem.plan)):  # what a session refuses is told before anything is written
+        problem.session(cohort)
     hidden = [cohort for cohort, row in enumerate(counts.told(problem.label_counts)) if row is None]
     if hidden:
         note(
@@ -71,13 +83,11 @@ def reopen(
             )
     if student is not None:
         experiment = experiment_file.with_settings(experiment, {"distillation.student": student})
-    problem = prepare_named(experiment, data or about["data_folder"], model, given, note)
-    if folder.model("start").is_file():
-        stored = load_state(folder.model("start"))
-        if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in problem.start.items()}:
-            raise ModelError(f"the model is not the one that {folder.path} began with: their parameters differ")
-        # A model of one's own need not start the same twice; its tensors stay in the model's order.
-        problem = replace(problem, start={name: stored[name] for name in problem.start})
+    problem = prepare_named(experiment, data or about["data_folder"], model, given, note, about["plan"])
+    others = {
+        c: replace(own, start=_began(folder, folder.own_start(c), own.start)) for c, own in problem.others.items()
+    }
+    problem = replace(problem, start=_began(folder, folder.model("start"), problem.start), others=others)
     if about.get("label_counts"):  # what the clients told then, and tell once
         problem = replace(problem, label_counts=counts.read(about["label_counts"], problem.data.classes))
     found = problem.fingerprint()
@@ -85,6 +95,16 @@ def reopen(
         if digest != found[name] and not (own_public and name == "public"):
             raise RunFolderError(f"the {name} data are not those that {folder.path} began with: checksums differ")
     return problem
+
+
+def _began(folder: RunFolder, path: Path, start: State) -> State:
+    """The start that was kept: a model of one's own need not start the same twice."""
+    if not path.is_file():
+        return start
+    stored = load_state(path)
+    if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in start.items()}:
+        raise ModelError(f"the model is not the one that {folder.path} began with: their parameters differ")
+    return {name: stored[name] for name in start}  # in the model's order
 
 
 def obtain(experiment: Experiment, data: Path | None, given: Given, note: Note) -> None:
@@ -132,6 +152,8 @@ def absolute(experiment: Experiment) -> Experiment:
         "data.train": experiment.data.train,
         "data.public": experiment.data.public,
         "devices.trace": experiment.devices.trace,
+        "cohorting.file": experiment.cohorting.file,
+        "devices.availability": experiment.devices.availability,
     }
     paths = {
         key: value
@@ -180,8 +202,9 @@ def describe(problem: Problem, data: str | Path | None) -> dict[str, Any]:
         "data_folder": None if data is None else str(Path(data).absolute()),
         "shape": list(problem.data.train.shape),
         "classes": problem.data.classes,
-        "class_names": _class_names(problem, data),
+        "class_names": class_names(problem, data),
         "model_bytes": problem.model_bytes,
+        "cohort_model_bytes": {str(cohort): own.model_bytes for cohort, own in problem.others.items()},
         "samples": {
             "train": len(problem.data.train),
             "test": len(problem.data.test),
@@ -189,12 +212,14 @@ def describe(problem: Problem, data: str | Path | None) -> dict[str, Any]:
         },
         "fingerprint": problem.fingerprint(),
         "plan": problem.plan,
+        "plan_reveals": reveals(problem.experiment.cohorting),
         "label_counts": counts.told(problem.label_counts),
         "published": published(problem.experiment),  # a report reads folders only
     }
 
 
-def _class_names(problem: Problem, data: str | Path | None) -> list[str] | None:
+def class_names(problem: Problem, data: str | Path | None) -> list[str] | None:
+    """What the labels are called, where the training set says so of all."""
     roots = search_roots(None if data is None else Path(data))
     names = sources.class_names(problem.experiment.data.train, roots)
     return names if names is not None and len(names) >= problem.data.classes else None

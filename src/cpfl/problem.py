@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +14,26 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cpfl import models
-from cpfl.cohorts import CohortPlan, random_plan
+from cpfl.availability import availability
+from cpfl.cohorts import CohortPlan
 from cpfl.data import federated
 from cpfl.data.federated import FederatedData, Given
 from cpfl.devices import Fleet, fleet
 from cpfl.errors import ModelError, SettingError
 from cpfl.experiment import Distillation, Experiment, Model
+from cpfl.federation.session import Session
 from cpfl.models import ModelFactory, State
+from cpfl.planning import plan_cohorts
 from cpfl.privacy.counts import cohort_counts
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model that some cohorts train instead of the experiment's."""
+
+    build: ModelFactory
+    start: State
+    model_bytes: int
 
 
 @dataclass(frozen=True)
@@ -37,20 +49,43 @@ class Problem:
     start: State  # all cohorts start from the same weights
     model_bytes: int
     label_counts: NDArray[np.int64]  # of cohorts, (N, C); a row of HIDDEN: not known
+    others: dict[int, Architecture] = field(default_factory=dict)  # by cohort, of those with a model of their own
+
+    def of(self, cohort: int) -> Problem:
+        """The problem as a cohort has it: with the model that it trains."""
+        own = self.others.get(cohort)
+        if own is None:
+            return self
+        return replace(self, build=own.build, start=own.start, model_bytes=own.model_bytes, others={})
+
+    def session(self, cohort: int) -> Session:
+        """A cohort's session, as it begins."""
+        own, sizes = self.of(cohort), self.data.clients.training_sizes
+        return Session(cohort, self.plan[cohort], self.experiment, self.fleet, own.model_bytes, own.start, sizes)
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the data, of who holds them, and of the devices: what a resumed run must find again."""
         speeds = hashlib.sha256(self.fleet.compute_ms.tobytes() + self.fleet.network_kbps.tobytes())
+        if self.fleet.availability is not None:
+            speeds.update(self.fleet.availability.known.encode())
         return {**self.data.fingerprint(), "clients'": self.data.clients.fingerprint(), "device": speeds.hexdigest()}
 
 
 OwnModel = nn.Module | Callable[[], nn.Module]
 
 
-def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: OwnModel | None = None) -> Problem:
+def prepare(
+    experiment: Experiment,
+    roots: Sequence[Path],
+    given: Given,
+    model: OwnModel | None = None,
+    plan: CohortPlan | None = None,  # of a run that began with it
+) -> Problem:
     """Settle and check everything; what is wrong is told here, before a run folder exists."""
-    plan = random_plan(experiment.clients, experiment.cohorts, experiment.seed)
     devices = fleet(experiment.devices, experiment.clients, experiment.seed, roots)
+    spells = availability(experiment.devices, experiment.clients, experiment.seed, roots)
+    if spells is not None:
+        devices = replace(devices, availability=spells)
     data = federated.load(experiment, roots, given)
     stopping = experiment.stopping
     if stopping.rule == "joint" and stopping.judge == "ensemble" and not data.clients.validation_sizes.any():
@@ -71,8 +106,23 @@ def prepare(experiment: Experiment, roots: Sequence[Path], given: Given, model: 
         models.check(models.fresh(build_student, experiment.seed, "student", dtype), x, classes)
     state = models.state_of(start)
     size = models.wire_bytes(experiment.model, state)
+    if plan is None:
+        plan = plan_cohorts(experiment, data, devices, size)
+    made: dict[str, Architecture] = {}
+    for cohort, name in experiment.cohorting.models.items():
+        if name not in made:
+            made[name] = _architecture(name, f"cohorting.models.{cohort}", experiment, data, x)
+    others = {int(cohort): made[name] for cohort, name in experiment.cohorting.models.items()}
     counts = cohort_counts(data.counts, plan, experiment.privacy, experiment.seed)
-    return Problem(experiment, data, build, build_student, devices, plan, state, size, counts)
+    return Problem(experiment, data, build, build_student, devices, plan, state, size, counts, others)
+
+
+def _architecture(name: str, key: str, experiment: Experiment, data: FederatedData, x: torch.Tensor) -> Architecture:
+    build = models.factory(Model(name=name), data.train.shape, data.classes, key)
+    start = models.fresh(build, experiment.seed, "init", data.transform.dtype)
+    models.check(start, x, data.classes)
+    state = models.state_of(start)
+    return Architecture(build, state, models.wire_bytes(Model(name=name), state))
 
 
 def check_views(data: FederatedData, settings: Distillation) -> None:

@@ -12,9 +12,13 @@ repair         client                     the donor of an empty client's one sam
 subset         – (seed 0)                 which column values become clients: the same for all seeds
 test           – (seed 0)                 which samples are held out where a source has no test set
 validation     client                     permutation of the client's samples; the first floor(share · n) validate
-cohorts        –                          permutation of the clients
+cohorts        –                          permutation of the clients; in other plans it settles ties
+swaps          –                          cohort plans: which cohorts are paired, and which clients might change places
 devices        –                          rows of the trace (or uniform quantiles of the synthetic fleet)
-selection      cohort, round              a round's participants
+selection      cohort, round              a round's participants; with an attempt, or FedBuff's start, as third number
+availability   –                          rows of the availability trace
+availability   client                     the synthetic week: begin in a spell or not, then the spells' lengths
+crash          client, round, attempt     whether the client crashes, then after which share of its work
 batches        client, round              the permutation(s) of a client's training samples
 augment        client, round              crop, flip and cutout of every training sample, in batch order
 model          client, round              one integer below 2**63: the torch seed of a model that draws, as dropout does

@@ -116,6 +116,54 @@ def test_a_run_is_its_simulation(nodes: Nodes, tmp_path: Path) -> None:
     assert close(go(nodes, tmp_path / "real"), simulated(tmp_path / "simulated"))
 
 
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedyogi": {"server": "fedyogi"},
+    "fedavgm, adam": {"server": "fedavgm", "local": "adam", "lr": 0.01},
+    "fednova": {"server": "fednova"},
+    "median": {"server": "median", "weights": "equal"},
+    "fedprox, falling rate": {"local": "fedprox", "mu": 0.5, "schedule": "step", "schedule_rounds": 1, "clip": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_are_their_simulations(nodes: Nodes, tmp_path: Path, name: str) -> None:
+    told = {f"federation.{key}": value for key, value in ALGORITHMS[name].items()}
+    real, plain = go(nodes, tmp_path / "real", **told), simulated(tmp_path / "simulated", **told)
+    assert close(real, plain)
+    same = close(real, simulated(tmp_path / "fedavg"))
+    assert same == (name == "fednova")  # all do as many steps here
+
+
+def test_a_server_s_memory_is_there_after_a_break(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after its second round and gone on with, a run ends as its simulation does."""
+    told = {"federation.server": "fedavgm", "checkpoint_seconds": 0, "max_rounds": 5}
+
+    class Enough(Exception):
+        pass
+
+    def stop(self: Any, session: Any, closed: Any) -> None:
+        if closed.record.round == 3:
+            raise Enough
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cpfl.deploy.server.Log.on_round", stop)
+        with pytest.raises(Enough):
+            go(nodes, tmp_path / "real", **told)
+    assert close(go(nodes, tmp_path / "real", **told), simulated(tmp_path / "simulated", **told))
+
+
+def test_cohorts_from_a_file(nodes: Nodes, tmp_path: Path) -> None:
+    """Who trains with whom may be told."""
+    path = tmp_path / "plan.csv"
+    path.write_text("client,cohort\n0,0\n1,0\n2,1\n3,1\n4,1\n5,0\n")
+    told = {"cohorting.plan": "csv", "cohorting.file": str(path)}
+    real = go(nodes, tmp_path / "real", **told)
+    assert json.loads((real.path / "run.json").read_text())["plan"] == [[0, 1, 5], [2, 3, 4]]
+    assert close(real, simulated(tmp_path / "simulated", **told))
+
+
 @pytest.mark.parametrize("participation", [0.4, 0.7])
 def test_with_a_part_of_the_clients_in_every_round(nodes: Nodes, tmp_path: Path, participation: float) -> None:
     """Those who judge a round are those who trained in it, though others train in the next."""

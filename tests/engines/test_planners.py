@@ -40,16 +40,18 @@ def records(made: Problem, engine: LaneEngine, after: Any = lambda count: None) 
 @pytest.mark.parametrize(
     "settings", [{}, {"local_epochs": 2}, {"local_steps": 3}, {"batch_size": 64}, {"local_steps": 2, "batch_size": 500}]
 )
-def test_a_plan_is_laid_out_as_the_batches_are(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("cut", [0, 1], ids=["whole", "cut"])
+def test_a_plan_is_laid_out_as_the_batches_are(settings: dict[str, Any], cut: int) -> None:
     federation = problem(**{f"federation__{key}": value for key, value in settings.items()}).experiment.federation
     own = np.arange(1000, 1047)
-    steps, size = local.steps(federation, len(own)), federation.batch_size
+    steps, size = max(1, local.steps(federation, len(own)) - cut), federation.batch_size
     rows, augmentation = np.full((steps + 2, size), 7, np.int32), np.zeros((steps + 2, size, 5), np.int8)
-    lay_out(federation, own, draw(federation, 90, (3, 24, 24), len(own), 4, 2), rows, augmentation)
-    batches = local.batches(federation, len(own), 90, 4, 2)
+    lay_out(federation, own, draw(federation, 90, (3, 24, 24), len(own), 4, 2), steps, rows, augmentation)
+    whole = local.batches(federation, len(own), 90, 4, 2)
+    batches = whole[:steps]
     assert [row[row != EMPTY].tolist() for row in rows[:steps]] == [own[batch].tolist() for batch in batches]
     assert (rows[steps:] == 7).all()
-    drawn = local.augmentation(sum(map(len, batches)), (3, 24, 24), 90, 4, 2)
+    drawn = local.augmentation(sum(map(len, whole)), (3, 24, 24), 90, 4, 2)[: sum(map(len, batches))]
     assert np.array_equal(augmentation[:steps][rows[:steps] != EMPTY], drawn)
 
 

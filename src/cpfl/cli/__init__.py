@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from cpfl.cli import bench, board, data, deploy, models, report, runs
+from cpfl.cli import bench, board, data, deploy, models, plan, report, runs
 from cpfl.errors import CpflError
 from cpfl.runs.folder import versions
 
@@ -34,6 +34,7 @@ def program(
 
 
 runs.add_to(app)
+plan.add_to(app)
 models.add_to(app)
 bench.add_to(app)
 report.add_to(app)

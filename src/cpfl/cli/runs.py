@@ -190,6 +190,10 @@ def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
         *([("distilled in", f"{summary['distill_seconds']:.1f} s")] if several else []),
         ("run folder", str(path)),
     ]
+    if summary.get("wasted_cpu_hours"):
+        share = summary["wasted_cpu_hours"] / summary["cpu_hours"]
+        again = f", {summary['repeats']:,} rounds were repeated" if summary["repeats"] else ""
+        lines.insert(-1, ("wasted", f"{summary['wasted_cpu_hours']:.2f} h of the CPU time ({share:.0%}){again}"))
     if summary["cut_off"]:
         lines.insert(-1, ("cut off", f"{summary['cut_off']} cohorts by max_rounds, before they had converged"))
     if several and summary["student_accuracy"] < summary["ensemble_accuracy"] - FAR:

@@ -58,6 +58,11 @@ class Clients(Sequence[ClientIndex]):
         flat = owner * classes + y[self._order[~self._held]]
         return np.bincount(flat, minlength=len(self) * classes).reshape(len(self), classes)
 
+    def least_and_most(self, values: Index) -> tuple[Index, Index]:
+        """Of a value that every sample has, each client's least and most."""
+        held, starts = values[self._order], self._starts[:-1]  # no client is empty
+        return np.minimum.reduceat(held, starts), np.maximum.reduceat(held, starts)
+
     def fingerprint(self) -> str:
         """A checksum of who holds what for which use."""
         owners = hashlib.sha256()

@@ -16,7 +16,6 @@ from flwr.serverapp.strategy import Strategy
 
 from cpfl import method, models
 from cpfl.api import RUNS, new_name
-from cpfl.cohorts import random_plan
 from cpfl.data.federated import FederatedData, transforms
 from cpfl.data.samples import Samples
 from cpfl.data.split import Clients
@@ -34,6 +33,7 @@ from cpfl.errors import CpflError, DataError
 from cpfl.experiment import Experiment, Model
 from cpfl.federation.session import Closed, Session
 from cpfl.opening import check_moment, describe, given_arrays, torch_device
+from cpfl.planning import plan_cohorts
 from cpfl.privacy import counts
 from cpfl.problem import OwnModel, Problem, own_factory
 from cpfl.runs import files
@@ -134,10 +134,11 @@ def server_problem(experiment: Experiment, model: OwnModel, test: Any, public: A
     models.check(start, transform(torch.as_tensor(given.test.x[:2])), classes)
     state = models.state_of(start)
     ones = np.ones(experiment.clients)  # never asked: real rounds are measured
-    plan = random_plan(experiment.clients, experiment.cohorts, experiment.seed)
-    hidden = np.full((experiment.cohorts, classes), counts.HIDDEN)
     size = models.wire_bytes(experiment.model, state)
-    return Problem(experiment, held, build, build_student, Fleet(ones, ones), plan, state, size, hidden)
+    devices = Fleet(ones, ones)
+    plan = plan_cohorts(experiment, held, devices, size)
+    hidden = np.full((experiment.cohorts, classes), counts.HIDDEN)
+    return Problem(experiment, held, build, build_student, devices, plan, state, size, hidden)
 
 
 class Log:
@@ -196,7 +197,8 @@ def _reopened(problem: Problem, folder: RunFolder) -> Problem:
     if folder.model("start").is_file():
         stored = load_state(folder.model("start"))
         problem = replace(problem, start={name: stored[name] for name in problem.start})
-    return replace(problem, label_counts=counts.read(about["label_counts"], problem.data.classes))
+    told = counts.read(about["label_counts"], problem.data.classes)
+    return replace(problem, plan=about["plan"], label_counts=told)
 
 
 def _about(problem: Problem, roll: Roll) -> dict[str, Any]:

@@ -10,6 +10,10 @@ from typing import Any
 from cpfl import experiment_file
 from cpfl.errors import SettingError
 from cpfl.experiment import GIVEN, Experiment
+from cpfl.federation import parts
+
+PLANS = ("random", "csv")
+SELECTIONS = ("random", "all")
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,44 @@ def read(experiment: str | Path | Experiment, config: Mapping[str, Any]) -> tupl
     changes |= experiment_file.parse_assignments(run.set.split())
     given = dict.fromkeys(("model.name", "data.train", "data.public"), GIVEN)
     whole = experiment_file.with_settings(chosen, changes | given)
-    if whole.stopping.rule == "joint":  # its judges look at validation samples, which stay with the clients here
-        raise SettingError('stopping.rule = "joint" is for simulations; allowed here: plateau, rounds, budget')
+    check(whole)
     return whole, run
+
+
+def check(experiment: Experiment) -> None:
+    """That a real fleet can do what the experiment asks for."""
+    federation, plan = experiment.federation, experiment.cohorting.plan
+    if experiment.stopping.rule == "joint":  # its judges look at validation samples, which stay with the clients here
+        raise SettingError('stopping.rule = "joint" is for simulations; allowed here: plateau, rounds, budget')
+    parts.check(federation)
+    if parts.local_part(federation).keeps_rows:  # a letter finds a node as it was at its first
+        raise SettingError(
+            f"federation.local = {federation.local!r} is for simulations: nodes remember nothing from round to round; "
+            "allowed here: sgd, adam, adamw, fedprox"
+        )
+    for key, value, plain in _unreal(experiment):
+        if value != plain:
+            raise SettingError(f"{key} = {value!r} is for simulations: leave it out")
+    if federation.selection not in SELECTIONS:  # the others need what nobody here knows of nodes
+        known = ", ".join(SELECTIONS)
+        raise SettingError(f"federation.selection = {federation.selection!r} is for simulations; allowed here: {known}")
+    if plan not in PLANS:  # the others need what nobody here knows before the first round
+        raise SettingError(f"cohorting.plan = {plan!r} is for simulations; allowed here: {', '.join(PLANS)}")
+    if experiment.cohorting.models:
+        raise SettingError("cohorting.models is for simulations: all nodes have the app's model")
+
+
+def _unreal(experiment: Experiment) -> list[tuple[str, object, object]]:
+    """What the virtual clock decides; real rounds end with round-seconds, and real nodes come and go by themselves."""
+    federation, devices = experiment.federation, experiment.devices
+    return [
+        ("federation.over_selection", federation.over_selection, 0),
+        ("federation.deadline", federation.deadline, 0),
+        ("federation.minimum", federation.minimum, 1),
+        ("federation.buffer", federation.buffer, 0),
+        ("devices.availability", devices.availability, "always"),
+        ("devices.crash_rate", devices.crash_rate, 0),
+    ]
 
 
 def _as(key: str, value: object, kind: type) -> Any:

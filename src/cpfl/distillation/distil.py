@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.distillation.student import EpochRecord, teach
-from cpfl.distillation.targets import Chunks, Numbers, Teachers, contribution, logits_of, placed
+from cpfl.distillation.targets import Chunks, Numbers, Teachers, contribution, logits_of, placed, teacher_modules
 from cpfl.distillation.views import Views
 from cpfl.distillation.weights import class_weights
 from cpfl.experiment import Distillation
@@ -50,7 +50,7 @@ def distil(
     dtype = data.transform.dtype
     models.choose_arithmetic(problem.experiment.precision)
     numbers = Numbers(device, problem.experiment.precision)
-    teacher = placed(models.fresh(problem.build, seed, "init", dtype), numbers)
+    modules = teacher_modules(problem, cohorts, numbers)
     weights_NC = class_weights(problem.label_counts, settings.weights, cohorts)
     x_test = torch.as_tensor(data.test.x).to(device)
     y_test = torch.as_tensor(data.test.y).to(device)
@@ -61,7 +61,7 @@ def distil(
         return per_cent(logits_of(module, test_inputs), y_test)
 
     teacher_accuracies, ensemble = [], torch.zeros(len(x_test), data.classes, dtype=dtype, device=device)
-    for state, weight_C in zip(teachers(), weights_NC, strict=True):
+    for teacher, state, weight_C in zip(modules, teachers(), weights_NC, strict=True):
         teacher.load_state_dict(state)
         logits_TC = logits_of(teacher, test_inputs)
         teacher_accuracies.append(per_cent(logits_TC, y_test))
@@ -69,13 +69,13 @@ def distil(
 
     seconds, epochs = 0.0, list[EpochRecord]()
     if len(cohorts) == 1:
-        student = teacher  # as it was loaded last
+        student = modules[0]  # as it was loaded last
     else:
         student = models.fresh(problem.build_student, seed, "student", dtype)
-        if settings.start == "mean" or (settings.start == "auto" and same_form(student, teacher)):
+        if settings.start == "mean" or (settings.start == "auto" and all(same_form(student, m) for m in modules)):
             student.load_state_dict(mean_of(teachers()))
         student = placed(student, numbers)
-        views = Views(problem, teacher, teachers, weights_NC, settings, numbers)
+        views = Views(problem, modules, teachers, weights_NC, settings, numbers)
 
         def remember(record: EpochRecord) -> None:
             epochs.append(record)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cpfl import models
-from cpfl.distillation.targets import Chunks, Numbers, joined, placed
+from cpfl.distillation.targets import Chunks, Numbers, joined, teacher_modules
 from cpfl.distillation.weights import class_weights
 from cpfl.experiment import Distillation
 from cpfl.federation.joint import Cost, asking_clients, asking_servers
@@ -73,9 +73,21 @@ class Ensemble:
 
     def cost(self) -> Cost:
         """Models to the clients that are asked, and their forward passes."""
-        sizes = self._problem.data.clients.validation_sizes[self._clients]
-        return asking_clients(
-            self._problem.fleet, self._clients, sizes, len(self._problem.plan), self._problem.model_bytes
+        problem, n = self._problem, len(self._problem.plan)
+        sizes = problem.data.clients.validation_sizes
+        if not problem.others:
+            return asking_clients(problem.fleet, self._clients, sizes[self._clients], n, problem.model_bytes)
+        bytes_N = [problem.of(cohort).model_bytes for cohort in range(n)]
+        costs = []
+        for own, members in zip(bytes_N, problem.plan, strict=True):  # a client is sent all models but its cohort's
+            asked = np.intersect1d(self._clients, members)
+            if len(asked):
+                mean = (sum(bytes_N) - own) / max(1, n - 1)
+                costs.append(asking_clients(problem.fleet, asked, sizes[asked], n, mean))
+        return Cost(
+            max(cost.seconds for cost in costs),
+            math.fsum(cost.cpu_seconds for cost in costs),
+            sum(cost.bytes for cost in costs),
         )
 
 
@@ -102,7 +114,7 @@ class Public:
 
     def cost(self) -> Cost:
         """Every cohort's model to the global server."""
-        return asking_servers(len(self._problem.plan), self._problem.model_bytes)
+        return asking_servers(1, sum(self._problem.of(i).model_bytes for i in range(len(self._problem.plan))))
 
 
 class Join:
@@ -113,14 +125,15 @@ class Join:
         self._counts_NC: NDArray[np.int64] = problem.label_counts
         self._state = problem.start
         self.numbers = Numbers(device, problem.experiment.precision)
-        module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype)
-        self._module = placed(module, self.numbers)
+        self._modules = teacher_modules(problem, range(len(problem.plan)), self.numbers)
 
     def __call__(self, teachers: Sequence[State], cohorts: Sequence[int], inputs: Chunks) -> Tensor:
         """(T, C), of the kind that a student would be taught."""
         weights_NC = class_weights(self._counts_NC, self._settings.weights, cohorts)
         with models.threads_for(self._state):
-            return joined(self._module, (teachers[i] for i in cohorts), weights_NC, inputs, self._settings)
+            return joined(
+                [self._modules[i] for i in cohorts], (teachers[i] for i in cohorts), weights_NC, inputs, self._settings
+            )
 
     def log_probabilities(self, joint_TC: Tensor) -> Tensor:
         """What the joined prediction says of each class."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cpfl import models
 from cpfl.experiment import Distillation
 from cpfl.models import State
+from cpfl.problem import Problem
 from cpfl.stacked import layers
 
 CHUNK = {"cuda": 4096}  # samples in one forward pass; elsewhere 1024
@@ -117,8 +118,20 @@ def fitting_heat(chances_TC: Tensor, share: float) -> float:
     return high
 
 
+def teacher_modules(problem: Problem, cohorts: Iterable[int], numbers: Numbers) -> list[nn.Module]:
+    """What each of these cohorts' models is loaded into; cohorts that train the same model share one."""
+    made: dict[int, nn.Module] = {}
+    found = []
+    for own in map(problem.of, cohorts):
+        if id(own.build) not in made:
+            dtype = problem.data.transform.dtype
+            made[id(own.build)] = placed(models.fresh(own.build, problem.experiment.seed, "init", dtype), numbers)
+        found.append(made[id(own.build)])
+    return found
+
+
 def joined(
-    module: nn.Module,
+    modules: Iterable[nn.Module],
     teachers: Iterable[State],
     weights_NC: NDArray[np.float64],
     inputs: Chunks,
@@ -126,7 +139,7 @@ def joined(
 ) -> Tensor:
     """z̃ = Σ_i p_i ⊙ z_i, one teacher after the other: never N × T × C numbers at once."""
     total: Tensor | None = None
-    for state, weight_C in zip(teachers, weights_NC, strict=True):
+    for module, state, weight_C in zip(modules, teachers, weights_NC, strict=True):
         module.load_state_dict(state)
         part = contribution(logits_of(module, inputs), settings)
         part = part * torch.as_tensor(weight_C, dtype=part.dtype, device=part.device)

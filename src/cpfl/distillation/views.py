@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ class Views:
     def __init__(
         self,
         problem: Problem,
-        teacher: nn.Module,
+        modules: Sequence[nn.Module],
         teachers: Teachers,
         weights_NC: NDArray[np.float64],
         settings: Distillation,
@@ -36,7 +38,7 @@ class Views:
             settings,
             numbers,
         )
-        self._teacher, self._teachers, self._weights = teacher, teachers, weights_NC
+        self._modules, self._teachers, self._weights = modules, teachers, weights_NC
         self._augment = augmentation(settings, problem.experiment.data.augment)
         self._views = 1 if self._augment == "none" else settings.views
         self._x = torch.as_tensor(problem.data.public.x).to(numbers.device)
@@ -90,7 +92,7 @@ class Views:
     def _joined(self, view: int) -> Tensor:
         plan, mix = self._drawn(view)
         inputs = Chunks(len(self._x), lambda rows: self._inputs(rows, plan, mix), self._numbers)
-        found = joined(self._teacher, self._teachers(), self._weights, inputs, self._settings)
+        found = joined(self._modules, self._teachers(), self._weights, inputs, self._settings)
         if self._settings.join != "probabilities" or not self._settings.sharpen:
             return found
         if self._heat is None:  # one for all views

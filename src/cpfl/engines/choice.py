@@ -10,6 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from cpfl import models
 from cpfl.engines.base import Engine
+from cpfl.engines.grouped import GroupedEngine
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
@@ -20,7 +21,14 @@ NAMES = ("auto", "reference", "workers", "lanes")
 
 
 def engine(name: str, problem: Problem, device: torch.device, note: Callable[[str], None], workers: int = 0) -> Engine:
-    """The engine of this name; auto takes lanes where there is a GPU, else workers on all cores."""
+    """The engine of this name, one for each model where cohorts train different ones."""
+    if not problem.others:
+        return _engine(name, problem, device, note, workers)
+    return GroupedEngine(problem, lambda own: _engine(name, own, device, note, workers))
+
+
+def _engine(name: str, problem: Problem, device: torch.device, note: Callable[[str], None], workers: int) -> Engine:
+    """auto takes lanes where there is a GPU, else workers on all cores."""
     if name == "reference":
         return ReferenceEngine(problem, device)
     if name == "workers" or (name == "auto" and device.type != "cuda"):
@@ -54,6 +62,8 @@ def short_of_memory(error: Exception) -> bool:
 
 def why_not_lanes(problem: Problem) -> str:
     """What keeps a model from being trained in lanes; empty: nothing. Found by trying two lanes of two samples."""
+    if problem.experiment.federation.late == "stale" or problem.experiment.federation.buffer:
+        return "its updates begin from models of different age, and a lane knows its cohort's newest only"
     data = problem.data
     module = models.fresh(problem.build, problem.experiment.seed, "init", data.transform.dtype).train()
     x = data.transform(torch.as_tensor(data.train.x[:2]))

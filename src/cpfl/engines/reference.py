@@ -13,8 +13,12 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.engines.base import OnRound
+from cpfl.engines.gathering import Gathering
+from cpfl.engines.lanes.stack import Layout
 from cpfl.errors import DivergedError, ModelError
-from cpfl.federation import local, server
+from cpfl.federation import local, parts, schedule
+from cpfl.federation.local_part import Course
+from cpfl.federation.memory import ROWS, Memory
 from cpfl.federation.session import ClientResult, Outcome, Session, Work
 from cpfl.models import State
 from cpfl.problem import Problem
@@ -34,6 +38,9 @@ class ReferenceEngine:
         self._module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype).to(
             device
         )
+        self._layout = Layout.of(self._module)
+        self._local = parts.local_part(problem.experiment.federation)
+        self._server = parts.server_part(problem.experiment.federation)
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Always advance the cohort that is furthest behind in virtual time."""
@@ -50,28 +57,46 @@ class ReferenceEngine:
                 heapq.heappush(waiting, (session.clock, session.cohort, session))
 
     def do(self, work: Work) -> Outcome:
-        """One round of one cohort: its participants train, their mean is the new model, and they judge it."""
-        start = {name: value.to(self._device) for name, value in work.model.items()}
-        mean, results = server.Mean(), []
+        """One round of one cohort: its participants train, the server makes the new model, and they judge it."""
+        layout, gathering = self._layout, Gathering(self._layout, self._server, work, self._device)
+        rows, results = dict[int, Tensor](), []
+        mean_P, moved_P = gathering.row(work.memory.cohort.get(ROWS)), torch.zeros_like(gathering.start_P)
         for client in work.participants:
-            self._module.load_state_dict(start)
-            results.append(self._train(client, work))
-            weight = server.weight(self._problem.experiment.federation.weights, self._size(client))
-            mean.add(self._module.state_dict(), weight)
-        model = mean.result()
+            origin = work.origins.get(client)
+            self._module.load_state_dict(gathering.start if origin is None else origin.model)
+            start_P = gathering.start_P if origin is None else gathering.row(origin.model)
+            before_P = gathering.row(work.memory.clients.get(client))
+            at = self._course(work.origin(client).round, start_P, before_P, mean_P)
+            result, params_P = self._train(client, work, at)
+            results.append(result)
+            gathering.add(self._module.state_dict(), self._size(client), result.steps, origin)
+            if self._local.keeps_rows:
+                rows[client] = self._local.leave(params_P, at)
+                moved_P += rows[client] - before_P
+        model_P, kept = gathering.result(), dict(gathering.memory)
+        if self._local.keeps_rows:
+            kept[ROWS] = mean_P + moved_P / work.size
+            model_P = self._local.settle(model_P, kept[ROWS])
+        model = gathering.model(model_P)
         self._module.load_state_dict(model)
         self._module.eval()
-        return Outcome(model, [replace(r, validation=self._validate(r.client, work)) for r in results])
+        results = [replace(r, validation=self._validate(r.client, work)) for r in results]
+        memory = Memory(
+            {name: layout.views(row) for name, row in kept.items()},
+            {client: layout.views(row) for client, row in rows.items()},
+        )
+        return Outcome(model, results, memory=memory)
 
     def train(self, client: int, work: Work) -> tuple[State, ClientResult]:
         """One participant's own model and report, as a client of a real fleet sends them."""
         with models.threads(1), torch.random.fork_rng():
             self._module.load_state_dict(work.model)
-            result = self._train(client, work)
+            start_P = self._layout.row(work.model, self._device)
+            result, _ = self._train(client, work, self._course(work.round, start_P, None, None))
             return models.state_of(self._module), result
 
     def pull_back(self, mu: float, start: State) -> None:
-        """FedProx: from now on a gradient also pulls towards this start, with strength μ."""
+        """FedProx as a Flower Strategy asks for it: from now on a slope also pulls towards this start."""
         for name, parameter in self._module.named_parameters():
             anchor = start[name].to(self._device)
             parameter.register_hook(lambda grad, p=parameter, s=anchor: grad + mu * (p.detach() - s))  # type: ignore[no-untyped-call]
@@ -83,27 +108,42 @@ class ReferenceEngine:
             self._module.eval()
             return self._validate(client, work)
 
-    def _train(self, client: int, work: Work) -> ClientResult:
+    def _course(self, round: int, start_P: Tensor, client_P: Tensor | None, cohort_P: Tensor | None) -> Course:
+        """A client that begins a round."""
+        memory = {name: torch.zeros_like(start_P) for name in self._local.memory}
+        rate = schedule.rate(self._problem.experiment.federation, round)
+        return Course(rate, start_P.new_zeros(1), memory, start_P, client_P, cohort_P)
+
+    def _train(self, client: int, work: Work, at: Course) -> tuple[ClientResult, Tensor]:
         experiment, module = self._problem.experiment, self._module
         settings = experiment.federation
-        chosen = local.batches(settings, self._size(client), experiment.seed, client, work.round)
-        x, y = self._inputs(client, work, np.concatenate(chosen))
+        number = work.origin(client).round
+        whole = local.batches(settings, self._size(client), experiment.seed, client, number)
+        chosen = whole[: work.steps.get(client)]
+        x, y = self._inputs(client, number, np.concatenate(whole), sum(map(len, chosen)))
         module.train()
-        models.seed_torch(experiment.seed, "model", client, work.round)
-        optimizer = torch.optim.SGD(module.parameters(), settings.lr, settings.momentum)
-        losses, at = [], 0
+        models.seed_torch(experiment.seed, "model", client, number)
+        own: State = {name: value for name, value in module.named_parameters()}  # noqa: C416
+        params_P = self._layout.row(own, self._device)
+        losses, squares, done = [], [], 0
         for batch in chosen:
-            logits = self._forward(x[at : at + len(batch)], client, work)
-            loss = nn.functional.cross_entropy(logits, y[at : at + len(batch)])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            logits = self._forward(x[done : done + len(batch)], client, work)
+            loss = nn.functional.cross_entropy(logits, y[done : done + len(batch)])
+            slopes = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
+            at.count += 1
+            self._local.learn(params_P, torch.cat([slope.reshape(-1) for slope in slopes]), at)
+            with torch.no_grad():
+                for name, value in self._layout.views(params_P).items():
+                    own[name].copy_(value)
             losses.append(loss.detach())
-            at += len(batch)
+            if work.squares:
+                squares.append(models.squares(logits, y[done : done + len(batch)]))
+            done += len(batch)
         mean_loss = torch.stack(losses).mean().item()
         if not math.isfinite(mean_loss):
             raise DivergedError(work.cohort, client, work.round, mean_loss)
-        return ClientResult(client, at, len(chosen), mean_loss, None)
+        summed = torch.stack(squares).sum().item() if squares else None
+        return ClientResult(client, done, len(chosen), mean_loss, None, squares=summed), params_P
 
     def _forward(self, x: Tensor, client: int, work: Work) -> Tensor:
         try:
@@ -115,14 +155,15 @@ class ReferenceEngine:
             ) from None
 
     def _inputs(
-        self, client: int, work: Work, order: np.ndarray[tuple[int], np.dtype[np.int64]]
+        self, client: int, number: int, order: np.ndarray[tuple[int], np.dtype[np.int64]], count: int
     ) -> tuple[Tensor, Tensor]:
+        """The first so many samples of a whole round."""
         data = self._problem.data
-        rows = torch.from_numpy(data.clients[client].training[order]).to(self._device)
+        rows = torch.from_numpy(data.clients[client].training[order[:count]]).to(self._device)
         plan = None
         if data.augmented:
             seed = self._problem.experiment.seed
-            plan = self._plan(local.augmentation(len(order), data.train.shape, seed, client, work.round))
+            plan = self._plan(local.augmentation(len(order), data.train.shape, seed, client, number)[:count])
         return data.transform(self._x[rows], plan), self._y[rows]
 
     @torch.no_grad()

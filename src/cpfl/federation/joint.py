@@ -76,12 +76,12 @@ def replayed(points: Sequence[Point], gain: float, legs: int) -> int | None:
     return next((k for k in range(1, len(points) + 1) if enough(points[:k], gain, legs)), None)
 
 
-def asking_clients(fleet: Fleet, clients: NDArray[np.int64], samples: NDArray[np.int64], n: int, size: int) -> Cost:
-    """Each of these clients is sent the other n - 1 cohorts' models, `size` bytes each, and runs all n on so many
-    samples of its own. A forward pass is what the device trace measures; three numbers back weigh nothing."""
+def asking_clients(fleet: Fleet, clients: NDArray[np.int64], samples: NDArray[np.int64], n: int, size: float) -> Cost:
+    """Each of these clients is sent the other n - 1 cohorts' models, on average `size` bytes each, and runs all n on
+    so many samples of its own. A forward pass is what the device trace measures; three numbers back weigh nothing."""
     computing = n * samples * fleet.compute_ms[clients] / 1000
     down = (n - 1) * size / (fleet.network_kbps[clients] * 1024 / 8)
-    return Cost(float((computing + down).max()), math.fsum(computing.tolist()), (n - 1) * size * len(clients))
+    return Cost(float((computing + down).max()), math.fsum(computing.tolist()), round((n - 1) * size) * len(clients))
 
 
 def asking_servers(n: int, size: int) -> Cost:

@@ -8,92 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cpfl.devices import Fleet
-from cpfl.experiment import Experiment, interval
-from cpfl.federation import selection
+from cpfl.experiment import Experiment
+from cpfl.federation import accounting, parts, records
+from cpfl.federation.buffered import Buffered
+from cpfl.federation.memory import Memory
+from cpfl.federation.records import Closed, RoundRecord, Snapshot
+from cpfl.federation.reports import ClientResult, Origin, Outcome, Work
+from cpfl.federation.round_plan import Plan, Planner, Waste
+from cpfl.federation.rounds import Rounds
+from cpfl.federation.selection import Cohort
 from cpfl.federation.stopping import ROUNDING, Plateau, reason_to_stop
 from cpfl.models import State
 
-
-@dataclass(frozen=True)
-class Work:
-    """A round to be done: who trains, from which model."""
-
-    cohort: int
-    round: int  # counted from 1
-    participants: list[int]
-    model: State
-
-
-@dataclass(frozen=True)
-class ClientResult:
-    """What a participant reports beside its model."""
-
-    client: int
-    samples: int  # trained on in this round
-    steps: int
-    loss: float  # mean training loss over the steps
-    validation: float | None  # loss of the cohort's new model on the client's validation set
-    computing: float | None = None  # measured seconds of training; None: what the fleet says
-    lasting: float | None = None  # measured seconds from the call to the answer
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A round that was done: the aggregated model and the participants' reports."""
-
-    model: State
-    results: list[ClientResult]
-    seconds: float | None = None  # measured length of the round; None: what the fleet says
-    bytes: int | None = None  # measured traffic
-    left_out: dict[int, str] = field(default_factory=dict)  # participants whose work is not in the model, and why
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One line of a cohort's records."""
-
-    cohort: int
-    round: int
-    participants: list[int]
-    loss: float  # plain mean over participants
-    validation: float | None  # plain mean over reporting participants
-    reporting: int
-    average: float | None  # moving average of `validation`
-    best: bool  # the judged model became the one to keep
-    seconds: float  # virtual length of the round
-    clock: float  # the cohort's virtual seconds after it
-    slowest: int  # the client everybody waited for
-    cpu_seconds: float
-    bytes: int
-    samples: int
-    stop: str  # why the cohort ended with this round; empty: it did not
-    left_out: dict[int, str] = field(default_factory=dict)  # participants whose work is not in it, and why
-
-    def as_dict(self) -> dict[str, Any]:
-        """For a line of JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A cohort's model as it was after `round`, at `clock` virtual seconds."""
-
-    cohort: int
-    round: int
-    clock: float
-    model: State
-
-
-@dataclass(frozen=True)
-class Closed:
-    """What closing a round yields: its record, and snapshots that fell due."""
-
-    record: RoundRecord
-    snapshots: list[Snapshot]
+__all__ = ["ClientResult", "Closed", "Origin", "Outcome", "RoundRecord", "Session", "Snapshot", "Work"]
 
 
 class Session:
@@ -107,27 +41,58 @@ class Session:
         fleet: Fleet,
         model_bytes: int,
         start: State,
+        sizes: NDArray[np.int64] | None = None,  # training samples of all clients: to plan rounds that may go wrong
     ) -> None:
         self.cohort, self.clients = cohort, list(clients)
         self.model = start
         self.round, self.clock, self.cpu_seconds, self.bytes, self.samples = 0, 0.0, 0.0, 0, 0
         self.stopped = ""  # the reason, once it has
         self.legs = 0  # stopping rule joint: those that are over and judged
-        self._experiment, self._fleet, self._model_bytes = experiment, fleet, model_bytes
+        self.memory = Memory()
+        self._experiment = experiment
         self._plateau = Plateau(experiment.stopping.window)
         self._kept: State | None = None
+        known = np.zeros(0, np.int64) if sizes is None else sizes
+        size = model_bytes * parts.local_part(experiment.federation).traffic
+        self._about = Cohort(cohort, self.clients, experiment.federation, fleet, size, known)
+        kind = Buffered if experiment.federation.buffer else Rounds
+        self._planner: Planner = kind(self._about, experiment.devices.crash_rate, experiment.seed)
+        self._plans: dict[int, Plan] = {}  # of rounds that are not closed
 
     def open_round(self) -> Work:
         """What to do next."""
         assert not self.idle, "a session that has stopped or waits opens no round"
-        return Work(self.cohort, self.round + 1, self.participants(self.round + 1), self.model)
+        number, planner = self.round + 1, self._planner
+        plan = self._planned(number)
+        return Work(
+            cohort=self.cohort,
+            round=number,
+            participants=plan.participants,
+            model=self.model,
+            memory=self.memory,
+            size=len(self.clients),
+            steps=plan.steps,
+            origins={client: Origin(began, planner.model(began)) for client, began in plan.stale.items()},
+            rule=planner.rule,
+            squares=planner.squares,
+        )
 
     def participants(self, number: int) -> list[int]:
-        """Who takes part in a round, known before the one before it is judged; nobody after the last there can be."""
+        """Who takes part in a round; nobody after the last there can be, nor before it can be known: a selection that
+        needs the last round's outcome is asked again when that is closed."""
         e = self._experiment
         if number > min(e.max_rounds, self._leg_end, e.stopping.rounds if e.stopping.rule == "rounds" else number):
             return []
-        return selection.select(self.clients, e.federation, e.seed, self.cohort, number)
+        return self._planned(number).participants if self._planner.ahead or number == self.round + 1 else []
+
+    def steps(self, number: int) -> dict[int, int]:
+        """The participants of a round that do only so many of their steps."""
+        return self._planned(number).steps
+
+    def _planned(self, number: int) -> Plan:
+        if number not in self._plans:
+            self._plans[number] = self._planner.plan(number, self.clock)
+        return self._plans[number]
 
     def close_round(self, outcome: Outcome) -> Closed:
         """Advance the clock, adopt the new model, judge it, decide whether to go on."""
@@ -138,17 +103,15 @@ class Session:
         if best:  # the judged model is the one that is kept
             self._kept = outcome.model
 
-        computing = {r.client: self._computing(r) for r in results}
-        lasting = {r.client: self._lasting(r, computing[r.client]) for r in results}
-        slowest = max(lasting, key=lambda client: lasting[client])
-        seconds = lasting[slowest] if outcome.seconds is None else outcome.seconds
-        cpu_seconds = sum(computing.values())
-        sent = 0 if self.alone else 2 * self._model_bytes * len(results)
-        if outcome.bytes is not None:
-            sent = outcome.bytes
+        plan = self._planned(self.round + 1)
+        timing = plan.timing or accounting.timing(self._about, outcome)
+        seconds, cpu_seconds, sent, waste = timing.seconds, timing.cpu_seconds, timing.bytes, timing.waste
+        self._planner.close(plan, self.round + 1, self.model, results, seconds)
+        del self._plans[self.round + 1]
 
         before = Snapshot(self.cohort, self.round, self.clock, self.model)
         self.model = outcome.model
+        self.memory = self.memory.after(outcome.memory)
         self.round += 1
         self.clock += seconds
         self.cpu_seconds += cpu_seconds
@@ -167,14 +130,27 @@ class Session:
             best=best,
             seconds=seconds,
             clock=self.clock,
-            slowest=slowest,
+            slowest=timing.slowest,
             cpu_seconds=cpu_seconds,
             bytes=sent,
             samples=trained,
             stop=self.stopped,
             left_out=outcome.left_out,
+            repeats=timing.repeats,
+            stale=len(plan.stale),
+            wasted_cpu_seconds=waste.cpu_seconds,
+            wasted_bytes=waste.bytes,
         )
-        return Closed(record, self._due(before))
+        return Closed(self._ended(record), self._due(before))
+
+    def _ended(self, record: RoundRecord) -> RoundRecord:
+        """What is still under way when a cohort stops comes to nothing."""
+        lost = self._planner.under_way(self.clock) if self.stopped else Waste()
+        if lost == Waste():
+            return record
+        self.cpu_seconds += lost.cpu_seconds
+        self.bytes += lost.bytes
+        return record.with_waste(lost)
 
     @property
     def paused(self) -> bool:
@@ -211,7 +187,7 @@ class Session:
         kept = {snapshot.round for snapshot in closed.snapshots}
         due = self._due(Snapshot(self.cohort, self.round, arrived, self.model)) if self.round not in kept else []
         snapshots = [replace(snapshot, clock=arrived) for snapshot in due[:1]]
-        return Closed(replace(closed.record, stop=self.stopped), [*closed.snapshots, *snapshots])
+        return Closed(self._ended(replace(closed.record, stop=self.stopped)), [*closed.snapshots, *snapshots])
 
     @property
     def alone(self) -> bool:
@@ -235,17 +211,26 @@ class Session:
         states, newest = {"model": self.model}, self._kept is self.model
         if self._kept is not None and not newest:
             states["kept"] = self._kept
+        states |= self.memory.states()
         numbers = {key: getattr(self, key) for key in _NUMBERS}
-        return states, {**numbers, "legs": self.legs, "kept_is_newest": newest, "plateau": self._plateau.state()}
+        older, planned = self._planner.state()
+        states |= {f"{_OLDER}{number}": model for number, model in older.items()}
+        known = {"legs": self.legs, "kept_is_newest": newest, "plateau": self._plateau.state(), "planner": planned}
+        return states, numbers | known
 
     def restore(self, states: dict[str, State], numbers: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.model = states["model"]
+        self.memory = Memory.of(states)
         self._kept = self.model if numbers["kept_is_newest"] else states.get("kept")
         for key in _NUMBERS:
             setattr(self, key, numbers[key])
         self.legs = numbers.get("legs", 0)  # runs of the other rules may be older than this number
         self._plateau.restore(numbers["plateau"])
+        older = {int(kind.removeprefix(_OLDER)): one for kind, one in states.items() if kind.startswith(_OLDER)}
+        self._plans.clear()
+        if "planner" in numbers:  # a run may be older than this
+            self._planner.restore(older, numbers["planner"])
 
     @property
     def _leg_end(self) -> float:
@@ -263,35 +248,10 @@ class Session:
             e.stopping, e.max_rounds, self.round, self._plateau, self.clock, self.cpu_seconds, last, self._share
         )
 
-    def _computing(self, result: ClientResult) -> float:
-        if result.computing is not None:
-            return result.computing
-        return self._fleet.training_seconds(result.client, result.steps, self._experiment.federation.batch_size)
-
-    def _lasting(self, result: ClientResult, computing: float) -> float:
-        return computing + self._transferring(result.client) if result.lasting is None else result.lasting
-
-    def _transferring(self, client: int) -> float:
-        return 0.0 if self.alone else 2 * self._fleet.transfer_seconds(client, self._model_bytes)
-
     def _due(self, before: Snapshot) -> list[Snapshot]:
-        """Every so many rounds, or the model that was current when a multiple of so many hours passed; and the last."""
-        if not self._experiment.snapshots:
-            return []
-        kind, size = interval(self._experiment.snapshots)
         after = Snapshot(self.cohort, self.round, self.clock, self.model)
-        due = []
-        passed = kind == "seconds" and _passed(self.clock, size) > _passed(before.clock, size)
-        if passed and before.round:  # the common start is kept anyway
-            due.append(before)
-        if self.stopped or (kind == "rounds" and self.round % size == 0):
-            due.append(after)
-        return due
+        return records.due(self._experiment.snapshots, before, after, bool(self.stopped))
 
 
-def _passed(clock: float, size: float) -> int:
-    """Multiples of an interval that lie before the clock; one that is reached exactly is not passed yet."""
-    return math.ceil((clock - ROUNDING) / size)
-
-
+_OLDER = "began-"  # kinds of models that work under way began with
 _NUMBERS = ("round", "clock", "cpu_seconds", "bytes", "samples", "stopped")

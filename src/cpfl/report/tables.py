@@ -38,6 +38,7 @@ class _Column(NamedTuple):
 
 
 WIDE = 108
+WASTED = "wasted_cpu_hours"
 COLUMNS_OF_N = (
     _Column("cohorts", "n", 0, True),
     _Column("teacher_accuracy_mean", "teachers\n%", 1, True, True),
@@ -72,6 +73,7 @@ def by_cohorts(summaries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             values = [summary[key] for summary in group]
             row[key] = statistics.fmean(values)
             row[f"{key}_spread"] = statistics.pstdev(values)
+        row[WASTED] = statistics.fmean(summary.get(WASTED, 0.0) for summary in group)  # runs may be older than this
         rows.append(row)
     base = next((row for row in rows if row["cohorts"] == 1), None)
     for row in rows:
@@ -112,6 +114,7 @@ CELLS = (
     _Cell("ensemble %", "ensemble_accuracy", 1, "ensemble_accuracy_spread"),
     _Cell("hours", "hours", 2, "hours_spread", "hours"),
     _Cell("CPU hours", "cpu_hours", 1, "cpu_hours_spread", "cpu_hours"),
+    _Cell("wasted CPU hours", WASTED, 1),
     _Cell("traffic GB", "comm_gb", 2, "comm_gb_spread"),
     _Cell("rounds", "rounds", 0, "rounds_spread"),
     _Cell("faster", "speed_up", 2, unit="×"),
@@ -123,14 +126,15 @@ CELLS = (
 def cells(rows: Iterable[Mapping[str, Any]], published: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The paper's teacher and student table, and what n costs, as text; published figures beside one's own."""
     printed = {row["n"]: row for row in published}
-    body = []
+    rows, body = list(rows), []
+    shown = [cell for cell in CELLS if cell.key != WASTED or any(row.get(WASTED) for row in rows)]
     for row in rows:
         alone = row["cohorts"] == 1  # its model is the result: there is no teacher, nothing is distilled
         gain = None if alone else row["student_accuracy"] - row["teacher_accuracy_mean"]
         own = {**row, "gain": gain} | (dict.fromkeys(("teacher_accuracy_mean", "ensemble_accuracy")) if alone else {})
         paper = printed.get(row["cohorts"], {})
-        body.append([{"text": _own(own, cell), "paper": _printed(paper, cell)} for cell in CELLS])
-    return {"head": [cell.head for cell in CELLS], "rows": body}
+        body.append([{"text": _own(own, cell), "paper": _printed(paper, cell)} for cell in shown])
+    return {"head": [cell.head for cell in shown], "rows": body}
 
 
 def _own(row: Mapping[str, Any], cell: _Cell) -> str:

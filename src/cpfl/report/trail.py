@@ -53,7 +53,8 @@ class Trail:
         self.samples += self.last_samples
         self.bytes += int(line["bytes"])
         self.cpu_seconds += float(line["cpu_seconds"])
-        self.busy += float(line["cpu_seconds"]) / len(line["participants"])
+        useful = float(line["cpu_seconds"]) - float(line.get("wasted_cpu_seconds", 0.0))
+        self.busy += useful / len(line["participants"])
         self.slowest[int(line["slowest"])] += line["seconds"]
         if line["best"]:
             self.best_round = self.rounds

@@ -134,6 +134,15 @@ class RunFolder:
         """start, global, or a cohort's teacher."""
         return self.path / "models" / f"{name}.safetensors"
 
+    def own_start(self, cohort: int) -> Path:
+        """Where a cohort that trains another model than the experiment's began."""
+        return self.model(f"start-{cohort:04d}")
+
+    def start(self, cohort: int) -> Path:
+        """Where a cohort began: the common start, or that of its own model."""
+        own = self.own_start(cohort)
+        return own if own.is_file() else self.model("start")
+
     def teacher(self, cohort: int) -> Path:
         """A stopped cohort's model."""
         return self.model(f"cohort-{cohort:04d}")

@@ -23,6 +23,13 @@ from cpfl.runs.folder import RunFolder
 
 PAUSE = 0.25  # seconds between writes: what other readers are behind at most
 WAITING = 256  # models that may wait for a slow disk before training does: they hold memory
+RARE = (
+    "left_out",
+    "repeats",
+    "stale",
+    "wasted_cpu_seconds",
+    "wasted_bytes",
+)  # in a record where there is something to tell
 
 
 @dataclass(frozen=True)
@@ -73,9 +80,8 @@ class Keeper:
         if due or session.stopped:
             state = checkpoint.of(session, now - self._began)
             self._saved[session.cohort] = now
-        record = vars(closed.record)
-        if not closed.record.left_out:  # a simulated client never fails: no word of it in a million lines
-            record = {key: value for key, value in record.items() if key != "left_out"}
+        # Most rounds go to plan: no word of what did not happen in a million lines.
+        record = {key: value for key, value in vars(closed.record).items() if value or key not in RARE}
         kept = _Kept(session.cohort, record, models, state)
         if not self._seconds:
             self._write([kept])

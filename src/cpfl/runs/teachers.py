@@ -26,6 +26,9 @@ class Teachers:
     hours: float
     cpu_hours: float
     comm_gb: float
+    wasted_cpu_hours: float  # of cpu_hours, what came to nothing
+    wasted_gb: float
+    repeats: int  # attempts at rounds that brought too few results
     rounds: int
     samples: int
     cut_off: int  # cohorts that max_rounds ended before they had converged
@@ -58,13 +61,17 @@ def choose(folder: RunFolder, settings: Distillation) -> Teachers:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent = [r for line in lines for r in line if r["clock"] <= moment + ROUNDING]
     asked = [j for j in judged if j["clock"] <= moment + ROUNDING]
-    sent = sum(r["bytes"] for r in [*spent, *asked]) + len(cohorts) * about["model_bytes"]
+    sizes = about.get("cohort_model_bytes", {})  # of cohorts that train a model of their own
+    sent = sum(r["bytes"] for r in [*spent, *asked]) + sum(sizes.get(str(i), about["model_bytes"]) for i in cohorts)
     return Teachers(
         cohorts=cohorts,
         paths=paths,
         hours=moment / 3600,
         cpu_hours=math.fsum(r["cpu_seconds"] for r in [*spent, *asked]) / 3600,
         comm_gb=sent / 1e9,
+        wasted_cpu_hours=math.fsum(r.get("wasted_cpu_seconds", 0.0) for r in spent) / 3600,  # older runs wasted nothing
+        wasted_gb=sum(r.get("wasted_bytes", 0) for r in spent) / 1e9,
+        repeats=sum(r.get("repeats", 0) for r in spent),
         rounds=len(spent),
         samples=sum(r["samples"] for r in spent),
         cut_off=sum(r["stop"] == "max rounds" for r in spent),
@@ -116,7 +123,7 @@ def _latest(folder: RunFolder, cohort: int, lines: list[dict[str, Any]], moment:
             "run it with --set snapshots=5h (or '50 rounds'), or set distillation.unfinished=drop"
         )
     ended = {line["round"]: line["clock"] for line in lines}
-    latest = folder.model("start")
+    latest = folder.start(cohort)
     for path in folder.snapshots(cohort):
         # A snapshot may be there a moment before the record of its round.
         if ended.get(int(path.stem.rpartition("-")[2]), math.inf) <= moment + ROUNDING:

@@ -20,6 +20,7 @@ from cpfl.engines.flower.parts import Own, Part
 from cpfl.engines.flower.post import Answer, Call, Post, Talk, pause
 from cpfl.engines.flower.roll import Roll
 from cpfl.errors import StalledError
+from cpfl.federation.memory import Memory
 from cpfl.federation.session import ClientResult, Outcome, Session
 from cpfl.models import State
 from cpfl.problem import Problem
@@ -35,6 +36,7 @@ class _Round:
     results: list[ClientResult]
     left_out: dict[int, str]
     bytes: int
+    memory: Memory
 
 
 class FlowerEngine:
@@ -55,7 +57,7 @@ class FlowerEngine:
         """Nodes have `round_seconds` to answer; a round is tried so often before the cohort counts as stalled."""
         self._problem, self._post, self._roll, self._note = problem, post, roll, note
         self._seconds, self._tries = round_seconds, tries
-        self._part = part or (lambda session: Own(session, problem.experiment.federation, roll))
+        self._part = part or (lambda session: Own(session, problem, roll))
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """All cohorts at once, each at its own pace."""
@@ -145,7 +147,7 @@ class FlowerEngine:
         if model is None:
             return None
         moved = sum(answers[t.result.client].bytes for t in good)
-        return _Round(model, [t.result for t in good], left_out, moved)
+        return _Round(model, [t.result for t in good], left_out, moved, part.memory)
 
     def _judged(self, waiting: _Round, tasks: dict[int, Task], answers: dict[int, Answer], seconds: float) -> Outcome:
         """The round with its participants' judgement of the model it made."""
@@ -158,4 +160,4 @@ class FlowerEngine:
                 left_out[result.client] = f"its judgement: {why}"
             results.append(replace(result, validation=value))
         only = sum(answers[c].bytes for c, task in tasks.items() if not task.train)
-        return Outcome(waiting.model, results, seconds, waiting.bytes + only, left_out)
+        return Outcome(waiting.model, results, seconds, waiting.bytes + only, left_out, waiting.memory)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
+from cpfl.engines.lanes.keeping import Seen
 from cpfl.engines.lanes.plans import EMPTY
 from cpfl.engines.lanes.step import Bench, captured
 from cpfl.engines.lanes.transfer import Inbox, download, upload
@@ -21,6 +22,18 @@ from cpfl.federation import local, selection
 
 MODELS = {"cuda": 16}  # small cohorts that share a look; elsewhere nothing is won by it
 BATCH, LARGEST = 64, 1024
+
+
+@dataclass(frozen=True)
+class Complete:
+    """A round whose clients have all ended."""
+
+    place: int
+    weight: float  # of its clients together
+    pace: float
+    size: int  # of the cohort
+    participants: Sequence[int]
+    number: int
 
 
 @dataclass
@@ -42,10 +55,12 @@ class Ticket:
     held: list[Held]
     looks: list[Tensor]  # losses (V, B), one tensor for each chunk of B samples
     training: Tensor  # the participants' summed training losses
+    squares: Tensor  # and those of their squared sample losses
+    seen: Seen  # what the parts remember
     done: torch.cuda.Event | None
 
-    def read(self) -> tuple[list[dict[int, float]], NDArray[np.float64]]:
-        """Mean validation loss of each model by client, and the participants' summed training losses."""
+    def read(self) -> tuple[list[dict[int, float]], NDArray[np.float64], NDArray[np.float64]]:
+        """Mean validation loss of each model by client, and the participants' summed training losses and squares."""
         if self.done is not None:
             self.done.synchronize()
         losses = np.concatenate([look.numpy() for look in self.looks], axis=1, dtype=np.float64) if self.looks else None
@@ -56,7 +71,7 @@ class Ticket:
                 continue
             sums = np.add.reduceat(losses[k, : len(held.rows)], held.starts)
             means.append(dict(zip(held.clients, (sums / held.counts).tolist(), strict=True)))
-        return means, self.training.numpy().astype(np.float64)
+        return means, self.training.numpy().astype(np.float64), self.squares.numpy().astype(np.float64)
 
 
 class Judging:
@@ -76,21 +91,31 @@ class Judging:
         self._params_VP = torch.zeros(self.models, bench.layout.size, dtype=bench.dtype, device=device)
         self._losses_VB = torch.zeros(self.models, batch, dtype=bench.dtype, device=device)
         weights = torch.zeros(0, dtype=bench.dtype).numpy().dtype
-        self._sums = Inbox(device, places=((self.models,), np.int64), weights=((self.models,), weights))
+        floats = ((self.models,), weights)
+        self._sums = Inbox(device, places=((self.models,), np.int64), weights=floats, paces=floats, sizes=floats)
+        self._joined_VP = torch.zeros_like(self._params_VP) if bench.keeping.server.needs_all else None
         plan = {"plan": ((self.models, batch, 5), np.int8)} if self._augmented else {}
         self._samples = Inbox(device, rows=((self.models, batch), np.int32), **plan)
         self._make: Callable[[], None] = captured(self._aggregate, device)
         self.look: Callable[[], None] = captured(self._judge, device)
 
-    def start(self, rounds: Sequence[tuple[int, float, Sequence[int], int]]) -> Ticket:
-        """Make and judge the models of rounds that are complete, each (place, weight, participants, number)."""
+    def start(self, rounds: Sequence[Complete]) -> Ticket:
+        """Make and judge the models of rounds that are complete."""
         letter = self._sums.here
-        letter["places"][:], letter["weights"][:] = len(self._bench.sums_NP) - 1, 1
-        for k, (place, weight, _, _) in enumerate(rounds):
-            letter["places"][k], letter["weights"][k] = place, weight
+        letter["places"][:] = len(self._bench.sums_NP) - 1
+        letter["weights"][:] = letter["paces"][:] = letter["sizes"][:] = 1
+        for k, one in enumerate(rounds):
+            letter["places"][k], letter["weights"][k] = one.place, one.weight
+            letter["paces"][k], letter["sizes"][k] = one.pace, one.size
         self._sums.send()
+        who = upload(self._device, np.concatenate([np.asarray(one.participants, np.int64) for one in rounds]))
+        if self._joined_VP is not None:
+            keeping = self._bench.keeping
+            for k, clients in enumerate(torch.split(who, [len(one.participants) for one in rounds])):
+                self._joined_VP[k] = keeping.server.join(keeping.models_MP.index_select(0, clients))
         self._make()
-        held = [self._held(participants, number) for _, _, participants, number in rounds]
+        seen = self._bench.keeping.seen(self._sums.there["places"], who)
+        held = [self._held(one.participants, one.number) for one in rounds]
         looks = []
         for at in range(0, max(len(part.rows) for part in held), self._batch):
             samples = self._samples.here
@@ -103,20 +128,25 @@ class Judging:
             self._samples.send()
             self.look()
             looks.append(download(self._losses_VB))
-        who = upload(self._device, np.concatenate([np.asarray(p, np.int64) for _, _, p, _ in rounds]))
         training = download(self._bench.losses_M.index_select(0, who))
+        squares = download(self._bench.squares_M.index_select(0, who)) if self._bench.squares else torch.zeros(len(who))
         models_VP = self._params_VP.clone()
         done = None
         if self._device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return Ticket(models_VP, held, looks, training, done)
+        return Ticket(models_VP, held, looks, training, squares, seen, done)
 
     def _aggregate(self) -> None:
-        there, sums = self._sums.there, self._bench.sums_NP
-        self._params_VP.copy_(sums.index_select(0, there["places"]).div_(there["weights"][:, None]))
-        self._bench.models_NP.index_copy_(0, there["places"], self._params_VP)
-        sums.index_fill_(0, there["places"], 0)
+        bench, there = self._bench, self._sums.there
+        places, paces_V1, sizes_V1 = there["places"], there["paces"][:, None], there["sizes"][:, None]
+        means_VP = self._joined_VP
+        if means_VP is None:
+            means_VP = bench.sums_NP.index_select(0, places).div_(there["weights"][:, None])
+        models_VP = bench.models_NP.index_select(0, places)
+        self._params_VP.copy_(bench.keeping.advance(models_VP, means_VP, places, paces_V1, sizes_V1))
+        bench.models_NP.index_copy_(0, places, self._params_VP)
+        bench.sums_NP.index_fill_(0, places, 0)
 
     @torch.no_grad()
     def _judge(self) -> None:

@@ -41,18 +41,20 @@ def lay_out(
     settings: Federation,
     own: NDArray[np.integer],
     plan: Plan,
+    steps: int,
     rows_SB: NDArray[np.int32],
     plan_SB5: NDArray[np.int8] | None,
 ) -> None:
-    """Write a plan down step by step: rows of the training set, empty where a batch is short."""
+    """Write a plan's first so many steps down: rows of the training set, empty where a batch is short."""
     order, augmentation = plan
-    steps, size = local.steps(settings, len(own)), settings.batch_size
-    counts = np.full(steps, min(size, len(own)))
+    whole, size = local.steps(settings, len(own)), settings.batch_size
+    counts = np.full(whole, min(size, len(own)))
     if not settings.local_steps:  # the last batch of an epoch may be short
-        epoch = steps // settings.local_epochs
+        epoch = whole // settings.local_epochs
         counts[epoch - 1 :: epoch] = len(own) - (epoch - 1) * size
-    there = np.arange(size) < counts[:, None]
+    there = np.arange(size) < counts[:steps, None]
+    visited = int(counts[:steps].sum())
     rows_SB[:steps] = EMPTY
-    rows_SB[:steps][there] = own[order]
+    rows_SB[:steps][there] = own[order[:visited]]
     if plan_SB5 is not None and augmentation is not None:
-        plan_SB5[:steps][there] = augmentation
+        plan_SB5[:steps][there] = augmentation[:visited]

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from cpfl.engines.base import OnRound
-from cpfl.engines.lanes.judging import Judging, Ticket
+from cpfl.engines.lanes.judging import Complete, Judging, Ticket
 from cpfl.engines.lanes.planners import Planners
 from cpfl.engines.lanes.plans import EMPTY, Task, draw, lay_out
 from cpfl.engines.lanes.step import Bench, Lanes
 from cpfl.errors import DivergedError
-from cpfl.federation import local, server
+from cpfl.federation import fates, local, schedule
 from cpfl.federation.session import ClientResult, Outcome, Session
 
 QUIET = 100  # steps with few clients after which the small lanes take over; making them takes seconds
@@ -37,6 +37,7 @@ class Round:
     def __init__(self, session: Session, number: int, tasks: list[Task], following: list[Task]) -> None:
         self.session, self.number = session, number
         self.participants = [task.client for task in tasks]
+        self.steps = {task.client: task.steps for task in tasks}
         self.following = following  # the next round's, planned ahead
         self.missing = len(tasks)
         self.weight = 0.0
@@ -61,7 +62,7 @@ class Shift:
         self._quiet = 0  # steps in a row that the small lanes could have done
         self._problem, self._device = bench.problem, bench.device
         self._settings, self._clients = self._problem.experiment.federation, self._problem.data.clients
-        self._sessions = sessions
+        self._sessions, self._server = sessions, bench.keeping.server
         self._place = {session.cohort: place for place, session in enumerate(sessions)}
         self._rounds: dict[int, Round] = {}  # the one in training, by cohort
         self._waiting: list[Waiting] = []  # a heap
@@ -76,6 +77,7 @@ class Shift:
         for place, session in enumerate(sessions):
             bench.models_NP[place] = bench.layout.row(session.model, self._device)
         bench.sums_NP.zero_()
+        bench.keeping.load(sessions)
 
     def work(self) -> None:
         """Fill, step, harvest, judge, until nothing is left."""
@@ -111,8 +113,11 @@ class Shift:
             heapq.heappush(self._waiting, (number, -first[0].steps, -task.steps, self._queued, task))
 
     def _work_of(self, session: Session, number: int) -> list[Task]:
-        sizes = ((client, self._sizes[client]) for client in session.participants(number))
-        return [Task(session.cohort, client, number, local.steps(self._settings, size)) for client, size in sizes]
+        """A round's tasks, as far as they can be known."""
+        participants = session.participants(number)
+        cut = session.steps(number) if participants else {}
+        steps = [cut.get(c) or local.steps(self._settings, self._sizes[c]) for c in participants]
+        return [Task(session.cohort, c, number, count) for c, count in zip(participants, steps, strict=True)]
 
     def _put_to(self, lanes: Lanes) -> None:
         """Work with these lanes from now on; all are idle."""
@@ -138,13 +143,13 @@ class Shift:
         free = np.flatnonzero(self._left == 0)[: len(self._waiting)].tolist()
         if not free:
             return
-        places = []
+        entering = []
         for lane in free:
             task = heapq.heappop(self._waiting)[-1]
             self._plan(task, lane)
             self._tasks[lane], self._left[lane], self._at[lane] = task, task.steps, 0
-            places.append(self._place[task.cohort])
-        self._lanes.fill(free, places)
+            entering.append((lane, self._place[task.cohort], task.client, schedule.rate(self._settings, task.round)))
+        self._lanes.fill(entering)
 
     def _plan(self, task: Task, lane: int) -> None:
         data, settings = self._problem.data, self._settings
@@ -154,7 +159,7 @@ class Shift:
             shape, seed = data.train.shape if data.augmented else None, self._problem.experiment.seed
             plan = draw(settings, seed, shape, len(own), task.client, task.round)
         augmentation = None if self._plan_LSB5 is None else self._plan_LSB5[lane]
-        lay_out(settings, own, plan, self._rows_LSB[lane], augmentation)
+        lay_out(settings, own, plan, task.steps, self._rows_LSB[lane], augmentation)
 
     def _move(self, wanted: Lanes) -> None:
         """Carry the clients in training over to lanes of the other count."""
@@ -168,8 +173,8 @@ class Shift:
         if self._plan_LSB5 is not None and plans is not None:
             self._plan_LSB5[:count] = plans
         source = torch.from_numpy(busy).to(self._device)
-        for name in ("params_LP", "momenta_LP", "losses_L"):
-            getattr(wanted, name)[:count] = getattr(before, name)[source]
+        for ours, theirs in zip(wanted.states(), before.states(), strict=True):
+            ours[:count] = theirs[source]
 
     def _step(self) -> None:
         letter = self._lanes.batches.here
@@ -196,7 +201,7 @@ class Shift:
             assert task is not None
             self._free(lane)
             round = self._rounds[task.cohort]
-            weight = server.weight(self._settings.weights, self._sizes[task.client])
+            weight = self._server.weight(self._sizes[task.client], task.steps)
             ended.append((lane, self._place[task.cohort], task.client, weight))
             round.weight += weight
             round.missing -= 1
@@ -211,41 +216,49 @@ class Shift:
 
     def _judge(self, step: int, complete: list[Round]) -> None:
         """Have the new models made and judged, and begin the next rounds in the meantime."""
-        asked = [(self._place[r.session.cohort], r.weight, r.participants, r.number) for r in complete]
-        self._judged.append((step, complete, self._judging.start(asked)))
+        self._judged.append((step, complete, self._judging.start([self._ready(round) for round in complete])))
         del self._complete[: len(complete)]
         for round in complete:
             del self._rounds[round.session.cohort]
             self._open(round.session, round.number + 1)
 
+    def _ready(self, round: Round) -> Complete:
+        pace = self._server.pace([(self._sizes[client], round.steps[client]) for client in round.participants])
+        place, size = self._place[round.session.cohort], len(round.session.clients)
+        return Complete(place, round.weight, pace, size, round.participants, round.number)
+
     def _close(self, rounds: list[Round], ticket: Ticket) -> None:
         """Tell the sessions; what one that stops has begun is dropped."""
-        verdicts, losses = ticket.read()
+        verdicts, losses, squares = ticket.read()
         at = 0
         for k, round in enumerate(rounds):
-            mine = losses[at : at + len(round.participants)]
+            mine = slice(at, at + len(round.participants))
+            memory = ticket.seen.memory(k, at, round.participants)
             at += len(round.participants)
             session = round.session
             if session.stopped:
                 continue
-            results = self._results(round, mine.tolist(), verdicts[k])
+            results = self._results(round, losses[mine].tolist(), squares[mine].tolist(), verdicts[k])
             model = self._bench.layout.state(ticket.models_VP[k])
-            self._on_round(session, session.close_round(Outcome(model, results)))
+            self._on_round(session, session.close_round(Outcome(model, results, memory=memory)))
             if session.stopped:
                 self._drop(session.cohort)
             elif session.cohort not in self._rounds and not self._under_way(session):
                 self._open(session, session.round + 1)
 
-    def _results(self, round: Round, losses: list[float], verdict: dict[int, float]) -> list[ClientResult]:
+    def _results(
+        self, round: Round, losses: list[float], squares: list[float], verdict: dict[int, float]
+    ) -> list[ClientResult]:
         results = []
-        for client, total in zip(round.participants, losses, strict=True):
-            size = self._sizes[client]
-            steps = local.steps(self._settings, size)
+        for client, total, squared in zip(round.participants, losses, squares, strict=True):
+            steps = round.steps[client]
             loss, value = total / steps, verdict.get(client)
             for number in (loss, value):
                 if number is not None and not math.isfinite(number):
                     raise DivergedError(round.session.cohort, client, round.number, number)
-            results.append(ClientResult(client, local.samples(self._settings, size), steps, loss, value))
+            samples = fates.visited(self._settings, self._sizes[client], steps)
+            told = squared if self._bench.squares else None
+            results.append(ClientResult(client, samples, steps, loss, value, squares=told))
         return results
 
     def _under_way(self, session: Session) -> bool:

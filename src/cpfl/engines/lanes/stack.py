@@ -20,13 +20,17 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     buffers: State
+    ties: dict[str, str]  # second names of a parameter, and its first
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         """The layout of a model's state."""
         parameters = dict(module.named_parameters())
         buffers = {name: value.detach() for name, value in module.named_buffers()}
-        return cls(tuple(parameters), tuple(value.shape for value in parameters.values()), buffers)
+        first = {id(value): name for name, value in parameters.items()}
+        every = module.named_parameters(remove_duplicate=False)
+        ties = {name: first[id(value)] for name, value in every if name not in parameters}
+        return cls(tuple(parameters), tuple(value.shape for value in parameters.values()), buffers, ties)
 
     @property
     def size(self) -> int:
@@ -47,4 +51,5 @@ class Layout:
 
     def state(self, row: Tensor) -> State:
         """A row as a model's state; the row must not change any more."""
-        return {**self.views(row), **self.buffers}
+        own = self.views(row)
+        return {**own, **{name: own[first] for name, first in self.ties.items()}, **self.buffers}

@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from cpfl import models
+from cpfl.engines.lanes.keeping import Keeping
 from cpfl.engines.lanes.plans import EMPTY
 from cpfl.engines.lanes.stack import Layout
 from cpfl.engines.lanes.transfer import Inbox
+from cpfl.federation import choosing, schedule
+from cpfl.federation.local_part import Course, Step
 from cpfl.problem import Problem
 from cpfl.stacked import layers
 
@@ -26,8 +29,8 @@ AT_ONCE = 16  # clients that one letter takes in or out
 ALIKE = 32  # clients of one cohort that one letter takes out
 MANY = 4  # from so many on they go out together
 
-Ended = tuple[int, int, int, float]
-"""A client that has ended its local work: its lane, its cohort's place, the client, its weight."""
+Line = tuple[int, int, int, float]
+"""A client in a letter: its lane, its cohort's place, the client, its learning rate or weight."""
 
 
 class Bench:
@@ -44,6 +47,9 @@ class Bench:
         self.models_NP = torch.zeros(experiment.cohorts + 1, layout.size, dtype=self.dtype, device=device)
         self.sums_NP = torch.zeros_like(self.models_NP)
         self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)
+        self.keeping = Keeping(experiment, layout, self.dtype, device)
+        self.squares = choosing.part_class(experiment.federation.selection).squares  # of sample losses, asked for
+        self.squares_M = torch.zeros_like(self.losses_M)
 
     def inputs(self, rows: Tensor, plan: Tensor | None) -> Tensor:
         """Model inputs for rows of any shape; empty rows give some sample that the caller leaves out."""
@@ -64,125 +70,167 @@ class Bench:
 
 
 class Lanes:
-    """L clients in training: their parameters, momenta and losses."""
+    """L clients in training: their parameters, losses, and what their local part has beside them."""
 
     def __init__(self, bench: Bench, count: int, compiled: bool) -> None:
-        device, problem = bench.device, bench.problem
+        device, problem, self._local = bench.device, bench.problem, bench.keeping.local
         self.count, self._bench = count, bench
-        self._settings = problem.experiment.federation
-        batch = self._settings.batch_size
+        settings = problem.experiment.federation
+        batch = settings.batch_size
         self.params_LP = torch.zeros(count + 1, bench.layout.size, dtype=bench.dtype, device=device)
-        self.momenta_LP = torch.zeros_like(self.params_LP)
         self.losses_L = torch.zeros(count + 1, dtype=bench.dtype, device=device)
+        self.squares_L = torch.zeros_like(self.losses_L)
+        self._rates_L1 = torch.zeros(count + 1, 1, dtype=bench.dtype, device=device)
+        rows = {"start": self._local.needs_start, "client": self._local.keeps_rows, "cohort": self._local.keeps_rows}
+        self._at = Course(
+            settings.lr if schedule.constant(settings) else self._rates_L1,
+            torch.zeros_like(self._rates_L1),
+            {name: torch.zeros_like(self.params_LP) for name in self._local.memory},
+            **{name: torch.zeros_like(self.params_LP) if needed else None for name, needed in rows.items()},
+        )
         plan = {"plan": ((count, batch, 5), np.int8)} if problem.data.augmented else {}
         self.batches = Inbox(device, rows=((count, batch), np.int32), **plan)
-        self._incoming = Inbox(device, lanes=((AT_ONCE,), np.int64), places=((AT_ONCE,), np.int64))
-        weights = torch.zeros(0, dtype=bench.dtype).numpy().dtype
-        self._outgoing = Inbox(
-            device, lanes=((AT_ONCE,), np.int64), places=((AT_ONCE,), np.int64),
-            clients=((AT_ONCE,), np.int64), weights=((AT_ONCE,), weights),
-        )  # fmt: skip
-        alike = min(ALIKE, count)
-        self._together = Inbox(
-            device, lanes=((alike,), np.int64), places=((1,), np.int64),
-            clients=((alike,), np.int64), weights=((alike,), weights),
-        )  # fmt: skip
+        kind = torch.zeros(0, dtype=bench.dtype).numpy().dtype
+        numbers, floats = ((AT_ONCE,), np.int64), ((AT_ONCE,), kind)
+        self._incoming = Inbox(device, lanes=numbers, places=numbers, clients=numbers, rates=floats)
+        self._outgoing = Inbox(device, lanes=numbers, places=numbers, clients=numbers, weights=floats)
+        numbers, floats = ((min(ALIKE, count),), np.int64), ((min(ALIKE, count),), kind)
+        self._together = Inbox(device, lanes=numbers, places=((1,), np.int64), clients=numbers, weights=floats)
         self._leaf = self.params_LP.detach().requires_grad_()
-        self._forward: Callable[[], Tensor] = torch.compile(self._losses, dynamic=False) if compiled else self._losses
+        self._forward: Callable[[], tuple[Tensor, Tensor | None]] = (
+            torch.compile(self._losses, dynamic=False) if compiled else self._losses
+        )
+        # Compiled, a step passes over each row once instead of once for every operation. A user's part stays as it is.
+        ours = type(self._local).__module__.startswith("cpfl.")
+        self._own_step: Step | None = torch.compile(self._local.step, dynamic=False) if compiled and ours else None
         self.batches.there["rows"].fill_(EMPTY)
-        for inbox in (
-            self._incoming,
-            self._outgoing,
-            self._together,
-        ):  # trying these out must not touch rounds that are under way
+        # Trying these out must not touch rounds that are under way.
+        for inbox in (self._incoming, self._outgoing, self._together):
             self._empty(inbox)
             inbox.send()
         self.step: Callable[[], None] = captured(self._step, device)
         self._take_in: Callable[[], None] = captured(self._fill, device)
         self._add_up: Callable[[], None] = captured(self._harvest, device)
         self._add_alike: Callable[[], None] = captured(self._harvest_alike, device)
-        for state in (self.params_LP, self.momenta_LP, self.losses_L):
+        for state in self.states():
             state.zero_()
 
-    def fill(self, lanes: Sequence[int], places: Sequence[int]) -> None:
-        """These lanes begin a client each, from the models of the cohorts at these places."""
-        for at in range(0, len(lanes), AT_ONCE):
-            part = slice(at, at + AT_ONCE)
-            self._empty(self._incoming)
-            letter, count = self._incoming.here, len(lanes[part])
-            letter["lanes"][:count], letter["places"][:count] = lanes[part], places[part]
-            self._incoming.send()
+    def states(self) -> list[Tensor]:
+        """All that a client in training has, by lane."""
+        own = [row for row in (self._at.start, self._at.client, self._at.cohort) if row is not None]
+        sums = [self.losses_L, self.squares_L, self._rates_L1, self._at.count]
+        return [self.params_LP, *sums, *self._at.memory.values(), *own]
+
+    def fill(self, entering: Sequence[Line]) -> None:
+        """Lanes begin a client each, from the model of the cohort at that place."""
+        for at in range(0, len(entering), AT_ONCE):
+            self._send(self._incoming, entering[at : at + AT_ONCE])
             self._take_in()
 
-    def harvest(self, ended: Sequence[Ended]) -> None:
+    def harvest(self, ended: Sequence[Line]) -> None:
         """Clients that have ended join the sums of their cohorts, always in the same order."""
-        cohorts: dict[int, list[Ended]] = {}
-        for client in ended:
-            cohorts.setdefault(client[1], []).append(client)
-        large = [clients for clients in cohorts.values() if len(clients) >= MANY]
+        keeping, cohorts = self._bench.keeping, dict[int, list[Line]]()
+        for line in ended:
+            cohorts.setdefault(line[1], []).append(line)
+        # Parts that keep something of every client want them one by one.
+        many = self.count + 1 if keeping.local.keeps_rows or keeping.server.needs_all else MANY
         size = len(self._together.here["lanes"])
-        for clients in large:
-            for at in range(0, len(clients), size):
-                self._send(self._together, clients[at : at + size])
+        for lines in cohorts.values():
+            for at in range(0, len(lines) if len(lines) >= many else 0, size):
+                self._send(self._together, lines[at : at + size])
                 self._add_alike()
-        for turn in turns([client for client in ended if len(cohorts[client[1]]) < MANY]):
+        for turn in turns([line for line in ended if len(cohorts[line[1]]) < many]):
             self._send(self._outgoing, turn)
             self._add_up()
 
-    def _send(self, inbox: Inbox, ended: Sequence[Ended]) -> None:
+    def _empty(self, inbox: Inbox) -> None:
+        bench, letter = self._bench, inbox.here
+        for column in letter.values():
+            column[:] = 0
+        letter["lanes"][:], letter["places"][:] = self.count, len(bench.models_NP) - 1
+        letter["clients"][:] = len(bench.losses_M) - 1
+
+    def _send(self, inbox: Inbox, lines: Sequence[Line]) -> None:
         self._empty(inbox)
-        letter = inbox.here
-        for name, column in zip(("lanes", "places", "clients", "weights"), zip(*ended, strict=True), strict=True):
-            room = len(letter[name])
-            letter[name][: len(ended)] = column[:room]
+        for column, values in zip(inbox.here.values(), zip(*lines, strict=True), strict=True):
+            column[: len(lines)] = values[: len(column)]  # clients of one cohort have one place
         inbox.send()
 
-    def _empty(self, inbox: Inbox) -> None:
-        """A letter of nobody: to the places that stay empty."""
-        letter = inbox.here
-        letter["lanes"][:], letter["places"][:] = self.count, len(self._bench.models_NP) - 1
-        if "clients" in letter:
-            letter["clients"][:], letter["weights"][:] = len(self._bench.losses_M) - 1, 0
-
     def _fill(self) -> None:
-        lanes, places = self._incoming.there["lanes"], self._incoming.there["places"]
-        self.params_LP.index_copy_(0, lanes, self._bench.models_NP.index_select(0, places))
-        self.momenta_LP.index_fill_(0, lanes, 0)
-        self.losses_L.index_fill_(0, lanes, 0)
+        there, bench, at = self._incoming.there, self._bench, self._at
+        lanes, places, clients = there["lanes"], there["places"], there["clients"]
+        models_FP = bench.models_NP.index_select(0, places)
+        self.params_LP.index_copy_(0, lanes, models_FP)
+        for state in (self.losses_L, self.squares_L, at.count, *at.memory.values()):
+            state.index_fill_(0, lanes, 0)
+        self._rates_L1.index_copy_(0, lanes, there["rates"][:, None])
+        if at.start is not None:
+            at.start.index_copy_(0, lanes, models_FP)
+        if at.client is not None and at.cohort is not None:
+            at.client.index_copy_(0, lanes, bench.keeping.rows_MP.index_select(0, clients))
+            at.cohort.index_copy_(0, lanes, bench.keeping.means_NP.index_select(0, places))
 
     def _harvest(self) -> None:
-        there, sums = self._outgoing.there, self._bench.sums_NP
-        models_FP = self.params_LP.index_select(0, there["lanes"]).mul_(there["weights"][:, None])
-        sums.index_copy_(0, there["places"], sums.index_select(0, there["places"]).add_(models_FP))
-        self._bench.losses_M.index_copy_(0, there["clients"], self.losses_L.index_select(0, there["lanes"]))
+        there, bench, keeping = self._outgoing.there, self._bench, self._bench.keeping
+        lanes, places, clients = there["lanes"], there["places"], there["clients"]
+        models_FP = self.params_LP.index_select(0, lanes)
+        if keeping.local.keeps_rows:
+            at = self._of(lanes)
+            assert at.client is not None
+            keeping.leave(keeping.local.leave(models_FP, at), at.client, clients, places)
+        if keeping.receives:
+            models_FP = keeping.server.receive(models_FP, bench.models_NP.index_select(0, places))
+        if keeping.server.needs_all:
+            keeping.models_MP.index_copy_(0, clients, models_FP)
+        else:
+            sums_FP = bench.sums_NP.index_select(0, places).add_(models_FP.mul_(there["weights"][:, None]))
+            bench.sums_NP.index_copy_(0, places, sums_FP)
+        bench.losses_M.index_copy_(0, clients, self.losses_L.index_select(0, lanes))
+        bench.squares_M.index_copy_(0, clients, self.squares_L.index_select(0, lanes))
 
     def _harvest_alike(self) -> None:
-        there, sums = self._together.there, self._bench.sums_NP
-        models_FP = self.params_LP.index_select(0, there["lanes"]).mul_(there["weights"][:, None])
-        sums.index_copy_(0, there["places"], sums.index_select(0, there["places"]).add_(models_FP.sum(0, keepdim=True)))
-        self._bench.losses_M.index_copy_(0, there["clients"], self.losses_L.index_select(0, there["lanes"]))
+        there, bench, keeping = self._together.there, self._bench, self._bench.keeping
+        lanes, places, clients = there["lanes"], there["places"], there["clients"]
+        models_FP = self.params_LP.index_select(0, lanes)
+        if keeping.receives:
+            models_FP = keeping.server.receive(models_FP, bench.models_NP.index_select(0, places).expand_as(models_FP))
+        total_1P = models_FP.mul_(there["weights"][:, None]).sum(0, keepdim=True)
+        bench.sums_NP.index_copy_(0, places, bench.sums_NP.index_select(0, places).add_(total_1P))
+        bench.losses_M.index_copy_(0, clients, self.losses_L.index_select(0, lanes))
+        bench.squares_M.index_copy_(0, clients, self.squares_L.index_select(0, lanes))
 
-    def _losses(self) -> Tensor:
+    def _of(self, lanes: Tensor) -> Course:
+        """Where the clients of some lanes are."""
+
+        def some(rows: Tensor | None) -> Tensor | None:
+            return None if rows is None else rows.index_select(0, lanes)
+
+        at = self._at
+        lr = at.lr.index_select(0, lanes) if isinstance(at.lr, Tensor) else at.lr
+        return Course(lr, at.count.index_select(0, lanes), {}, some(at.start), some(at.client), some(at.cohort))
+
+    def _losses(self) -> tuple[Tensor, Tensor | None]:
         bench, rows_LB = self._bench, self.batches.there["rows"]
         x = bench.inputs(rows_LB, self.batches.there.get("plan"))
         mask_LB = (rows_LB != EMPTY).to(x.dtype)
         params = bench.layout.views(self._leaf[: self.count])
         losses_LB = vmap(bench.losses)(params, x, bench.labels(rows_LB))
-        return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1)
+        squares_L = (losses_LB.detach() * mask_LB).square().sum(1) if bench.squares else None
+        return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1), squares_L
 
     def _step(self) -> None:
-        losses_L = self._forward()
+        losses_L, squares_L = self._forward()
         (slopes_LP,) = torch.autograd.grad(losses_L.sum(), self._leaf)  # lanes share nothing: each gets its own
-        if self._settings.momentum:
-            self.momenta_LP.mul_(self._settings.momentum).add_(slopes_LP)
-            slopes_LP = self.momenta_LP
-        self.params_LP.sub_(slopes_LP, alpha=self._settings.lr)
+        self._at.count.add_(1)
+        self._local.learn(self.params_LP, slopes_LP, self._at, self._own_step)
         self.losses_L[: self.count].add_(losses_L.detach())
+        if squares_L is not None:
+            self.squares_L[: self.count].add_(squares_L)
 
 
-def turns(ended: Sequence[Ended]) -> list[list[Ended]]:
+def turns(ended: Sequence[Line]) -> list[list[Line]]:
     """Split so that a turn holds every cohort at most once: sums are then added up in one order, always."""
-    split: list[list[Ended]] = []
+    split: list[list[Line]] = []
     seen: dict[int, int] = {}
     for client in ended:
         turn = seen.get(client[1], 0)

@@ -21,11 +21,13 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from cpfl import models
-from cpfl.engines.workers.form import Rows
-from cpfl.engines.workers.trainer import Trainer, models_form
+from cpfl.engines.workers.form import Form, Rows
+from cpfl.engines.workers.trainer import Kept, Trainer, models_form
 from cpfl.errors import CpflError, ModelError
+from cpfl.federation import parts
 from cpfl.problem import Problem
 
 SLOTS = 2  # results of one worker that may wait to be read
@@ -39,10 +41,13 @@ class Job:
     place: int  # of the cohort's model
     clients: tuple[int, ...]
     round: int
+    steps: int | None = None  # only so many, the first ones
+    squares: bool = False  # the sum of the squared sample losses is wanted
+    start: dict[str, NDArray[Any]] | None = None  # an older model to begin with instead of the cohort's
 
 
 Done = Callable[[Job, Any, int], None]
-"""(job, loss or losses, slot of the trained model): the slot is free again after the call."""
+"""(job, loss and squares, or losses, slot of the trained model): the slot is free again after the call."""
 
 
 def cores() -> int:
@@ -56,11 +61,15 @@ def can_fork() -> bool:
 
 
 class Crew:
-    """So many workers. Models of cohorts lie in `places`, results in `slots`."""
+    """So many workers. Models of cohorts lie in `places`, results in `slots`, what clients keep in `kept`."""
 
-    def __init__(self, problem: Problem, count: int) -> None:
-        form = models_form(problem)
-        self.places, self.slots = form.rows(problem.experiment.cohorts), form.rows(count * SLOTS)
+    def __init__(self, problem: Problem, count: int, parameters: Form) -> None:
+        form, experiment = models_form(problem), problem.experiment
+        self.kept: Kept | None = None
+        if parts.local_part(experiment.federation).keeps_rows:
+            rows = (experiment.clients, experiment.cohorts, count * SLOTS)
+            self.kept = Kept(*(parameters.rows(number) for number in rows))
+        self.places, self.slots = form.rows(experiment.cohorts), form.rows(count * SLOTS)
         self._problem, self._count = problem, count
         self.waiting: deque[Job] = deque()
 
@@ -77,7 +86,7 @@ class Crew:
             trainer = Trainer(self._problem)
             while self.waiting:
                 job = self.waiting.popleft()
-                on_done(job, _do(trainer, self.places, self.slots, job, 0), 0)
+                on_done(job, _do(trainer, self.places, self.slots, self.kept, job, 0), 0)
 
     def _together(self, on_done: Done) -> None:
         workers: list[_Worker] = []
@@ -110,7 +119,7 @@ class Crew:
             slot = number * SLOTS + turn
             turn = (turn + 1) % SLOTS
             try:
-                answer: tuple[str, Any] = ("done", _do(trainer, self.places, self.slots, job, slot))
+                answer: tuple[str, Any] = ("done", _do(trainer, self.places, self.slots, self.kept, job, slot))
             except ModelError as error:
                 answer = ("model", str(error))
             except Exception:
@@ -178,7 +187,10 @@ def _keep_memory() -> None:
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 
 
-def _do(trainer: Trainer, places: Rows, slots: Rows, job: Job, slot: int) -> float | list[float]:
+def _do(
+    trainer: Trainer, places: Rows, slots: Rows, kept: Kept | None, job: Job, slot: int
+) -> tuple[float, float | None] | list[float]:
     if job.kind == "train":
-        return trainer.train(places, job.place, slots, slot, job.clients[0], job.round)
+        start, place = (places, job.place) if job.start is None else (trainer.older(job.start), 0)
+        return trainer.train(start, place, slots, slot, job.clients[0], job.round, kept, job.steps, job.squares)
     return trainer.judge(places, job.place, job.clients, job.round)

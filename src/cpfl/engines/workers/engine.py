@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from cpfl.engines.base import OnRound
 from cpfl.engines.workers.crew import Crew, Job, can_fork, cores
+from cpfl.engines.workers.joining import Anatomy, Arrival, join
 from cpfl.errors import DivergedError
-from cpfl.federation import local, server
+from cpfl.federation import fates, local
+from cpfl.federation.memory import Memory
 from cpfl.federation.session import ClientResult, Outcome, Session
 from cpfl.problem import Problem
 
@@ -29,19 +29,24 @@ class WorkerEngine:
     def __init__(self, problem: Problem, workers: int = 0) -> None:
         self._problem = problem
         wanted = min(workers or cores(), problem.experiment.clients)
-        self._crew = Crew(problem, wanted if can_fork() else 1)
+        self._anatomy = Anatomy.of(problem)
+        self._crew = Crew(problem, wanted if can_fork() else 1, self._anatomy.parameters)
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
         crew = self._crew
         crew.waiting.clear()
-        rounds = {session.cohort: Round(self._problem, crew, session) for session in sessions if not session.idle}
+        rounds = {
+            session.cohort: Round(self._problem, self._anatomy, crew, session)
+            for session in sessions
+            if not session.idle
+        }
 
-        def on_done(job: Job, answer: float | list[float], slot: int) -> None:
+        def on_done(job: Job, answer: tuple[float, float | None] | list[float], slot: int) -> None:
             round = rounds[job.place]
             if job.kind == "train":
-                assert isinstance(answer, float)
-                round.trained(job.clients[0], answer, slot)
+                assert isinstance(answer, tuple)
+                round.trained(job.clients[0], *answer, slot)
             else:
                 assert isinstance(answer, list)
                 round.judged(job.clients, answer)
@@ -49,7 +54,7 @@ class WorkerEngine:
                 session = round.session
                 on_round(session, session.close_round(round.outcome()))
                 if not session.idle:
-                    rounds[session.cohort] = Round(self._problem, crew, session)
+                    rounds[session.cohort] = Round(self._problem, self._anatomy, crew, session)
 
         crew.work(on_done)
 
@@ -57,53 +62,49 @@ class WorkerEngine:
 class Round:
     """A round of one cohort that is under way: first its clients train, then they judge what came of it."""
 
-    def __init__(self, problem: Problem, crew: Crew, session: Session) -> None:
-        self.session, self._problem, self._crew = session, problem, crew
+    def __init__(self, problem: Problem, anatomy: Anatomy, crew: Crew, session: Session) -> None:
+        self.session, self._crew = session, crew
         self._settings, self._clients = problem.experiment.federation, problem.data.clients
         self._work = session.open_round()
         crew.places.put(session.cohort, self._work.model)
         self._losses: dict[int, float] = {}
+        self._squares: dict[int, float | None] = {}
         self._validation: dict[int, float] = {}
         self._to_judge = 0
-        self._sum: Tensor | None = None
-        self._wholes: Tensor | None = None
-        self._weight = 0.0
+        self._join, self._memory = join(problem, anatomy, crew, self._work), Memory()
         self._order = list(self._work.participants)  # clients whose models are still to be added, in this order
-        self._early: dict[int, tuple[Tensor, Tensor]] = {}  # models that came before their turn
-        longest_first = sorted(self._work.participants, key=lambda client: -self._size(client))
-        crew.waiting.extend(Job("train", session.cohort, (c,), self._work.round) for c in longest_first)
+        self._early: dict[int, Arrival] = {}  # models that came before their turn
+        longest_first = sorted(self._work.participants, key=lambda client: -self._steps(client))
+        crew.waiting.extend(self._job(client) for client in longest_first)
+
+    def _job(self, client: int) -> Job:
+        work, origin = self._work, self._work.origins.get(client)
+        steps = work.steps.get(client)
+        start = None if origin is None else {name: value.numpy() for name, value in origin.model.items()}
+        return Job("train", work.cohort, (client,), work.origin(client).round, steps, work.squares, start)
 
     @property
     def complete(self) -> bool:
         """All have trained and judged."""
         return not self._order and self._to_judge == 0
 
-    def trained(self, client: int, loss: float, slot: int) -> None:
+    def trained(self, client: int, loss: float, squares: float | None, slot: int) -> None:
         """A client's model lies in a slot; the last one makes the cohort's new model."""
         self._check(client, loss)
-        self._losses[client] = loss
-        self._early[client] = (self._crew.slots.floats_KP[slot], self._crew.slots.wholes_KQ[slot])
+        self._losses[client], self._squares[client] = loss, squares
+        slots, kept = self._crew.slots, self._crew.kept
+        left_P = kept.leaving.floats_KP[slot] if kept else None
+        self._early[client] = Arrival(slots.floats_KP[slot], slots.wholes_KQ[slot], left_P)
         while self._order and self._order[0] in self._early:
-            self._add(self._order[0], *self._early.pop(self._order.pop(0)))
-        if client in self._early:  # the slot is needed for others
-            self._early[client] = tuple(part.clone() for part in self._early[client])  # type: ignore[assignment]
+            first = self._order.pop(0)
+            self._join.add(first, self._size(first), self._steps(first), self._early.pop(first))
+        if client in self._early:
+            self._early[client] = self._early[client].kept()
         if not self._order:
-            self._aggregate()
+            self._memory = self._join.finish()
+            self._have_judged()
 
-    def _add(self, client: int, floats_P: Tensor, wholes_Q: Tensor) -> None:
-        weight = server.weight(self._settings.weights, self._size(client))
-        if self._sum is None:
-            self._sum, self._wholes = floats_P * weight, wholes_Q.clone()  # counters stay the first client's
-        else:
-            self._sum.add_(floats_P, alpha=weight)
-        self._weight += weight
-
-    def _aggregate(self) -> None:
-        assert self._sum is not None
-        assert self._wholes is not None
-        places, cohort = self._crew.places, self.session.cohort
-        places.floats_KP[cohort].copy_(self._sum / self._weight)
-        places.wholes_KQ[cohort].copy_(self._wholes)
+    def _have_judged(self) -> None:
         group, samples, jobs = list[int](), 0, list[Job]()
         for client in self._work.participants:
             held = int(self._clients.validation_sizes[client])
@@ -111,7 +112,7 @@ class Round:
                 group.append(client)
                 samples += held
             if group and (samples >= TOGETHER or client == self._work.participants[-1]):
-                jobs.append(Job("judge", cohort, tuple(group), self._work.round))
+                jobs.append(Job("judge", self.session.cohort, tuple(group), self._work.round))
                 group, samples = [], 0
         self._to_judge = len(jobs)
         self._crew.waiting.extendleft(reversed(jobs))  # first: a cohort waits for them
@@ -128,10 +129,11 @@ class Round:
         model = self._crew.places.get(self.session.cohort, self._work.model)
         results = []
         for client in self._work.participants:
-            size = self._size(client)
-            samples, steps = local.samples(self._settings, size), local.steps(self._settings, size)
-            results.append(ClientResult(client, samples, steps, self._losses[client], self._validation.get(client)))
-        return Outcome(model, results)
+            steps = self._steps(client)
+            samples = fates.visited(self._settings, self._size(client), steps)
+            loss, value = self._losses[client], self._validation.get(client)
+            results.append(ClientResult(client, samples, steps, loss, value, squares=self._squares[client]))
+        return Outcome(model, results, memory=self._memory)
 
     def _check(self, client: int, loss: float) -> None:
         if not math.isfinite(loss):
@@ -139,3 +141,6 @@ class Round:
 
     def _size(self, client: int) -> int:
         return int(self._clients.training_sizes[client])
+
+    def _steps(self, client: int) -> int:
+        return self._work.steps.get(client) or local.steps(self._settings, self._size(client))

@@ -6,6 +6,7 @@ Axes: P floating-point numbers of a model, Q whole ones (counters, such as Batch
 from __future__ import annotations
 
 import mmap
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,10 @@ class Form:
         floats = {name: value.shape for name, value in named if value.is_floating_point()}
         wholes = {name: value.shape for name, value in named if not value.is_floating_point()}
         return cls(floats, wholes, dtype)
+
+    def only(self, names: Container[str]) -> Form:
+        """The form of rows that hold these floats alone, in the same order."""
+        return Form({name: shape for name, shape in self.floats.items() if name in names}, {}, self.dtype)
 
     def rows(self, count: int) -> Rows:
         """So many models, in memory that is shared with processes forked later."""
@@ -65,7 +70,7 @@ class Rows:
     def get(self, row: int, like: State) -> State:
         """A copy of a model, its tensors of the types that they have in `like`."""
         found = self.views(row)
-        return {name: found[name].to(value.dtype, copy=True) for name, value in like.items()}
+        return {name: found[name].to(value.dtype, copy=True) for name, value in like.items() if name in found}
 
 
 def flat(value: Tensor) -> Tensor:

@@ -1,24 +1,37 @@
 """What a worker does: train one client, or judge a model by some clients' validation samples.
 
 The arithmetic of the reference engine in the order that is fastest on a CPU: channels last, parameters and momentum as
-one row, bf16 where the experiment says so.
+one row each, bf16 where the experiment says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.engines.workers.form import IMAGES, Form, Rows, flat
 from cpfl.errors import ModelError
-from cpfl.federation import local
+from cpfl.federation import local, parts, schedule
+from cpfl.federation.local_part import Course
 from cpfl.problem import Problem
 
 CHUNK = 1024  # validation samples in one forward pass
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Rows that a local part keeps: of clients, their means by cohort, and new ones on their way, by slot."""
+
+    clients: Rows
+    cohorts: Rows
+    leaving: Rows
 
 
 class Trainer:
@@ -29,43 +42,74 @@ class Trainer:
         self._x, self._y = torch.as_tensor(problem.data.train.x), torch.as_tensor(problem.data.train.y)
         self._module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype)
         self._form = models_form(problem)
-        self._row = self._form.rows(1)
+        self._row, self._older = self._form.rows(1), self._form.rows(1)
         state = self._row.views(0)
         for name, value in self._module.named_parameters():
             value.data = state[name]
         own = dict(self._module.named_parameters())
         self._parameters = [own[name] for name in self._form.floats if name in own]  # in the order of the row
-        self._places = _places(self._form.floats, set(own))
+        self._places = places_of(self._form.floats, set(own))
+        self._local = parts.local_part(experiment.federation)
         self._others = {name: value for name, value in state.items() if name not in own}  # buffers, second names
 
-    def train(self, start: Rows, place: int, into: Rows, slot: int, client: int, round: int) -> float:
-        """A client's round from a cohort's model; its own model goes into a slot. The mean loss over its steps."""
+    def older(self, model: dict[str, NDArray[Any]]) -> Rows:
+        """A model that lies in no place, as a row."""
+        self._older.put(0, {name: torch.from_numpy(value) for name, value in model.items()})
+        return self._older
+
+    def train(
+        self,
+        start: Rows,
+        place: int,
+        into: Rows,
+        slot: int,
+        client: int,
+        round: int,
+        kept: Kept | None = None,
+        steps: int | None = None,
+        squares: bool = False,
+    ) -> tuple[float, float | None]:
+        """A client's round from a cohort's model, or its first steps; its own model goes into a slot. The mean loss
+        over its steps, and the sum of the squared sample losses if wanted."""
         experiment, settings = self._problem.experiment, self._problem.experiment.federation
         self._load(start, place)
         size = int(self._problem.data.clients.training_sizes[client])
-        chosen = local.batches(settings, size, experiment.seed, client, round)
-        x, y = self._training_inputs(client, round, np.concatenate(chosen))
+        whole = local.batches(settings, size, experiment.seed, client, round)
+        chosen = whole[:steps]
+        x, y = self._training_inputs(client, round, np.concatenate(whole), sum(map(len, chosen)))
         self._module.train()
         models.seed_torch(experiment.seed, "model", client, round)
-        momentum: Tensor | None = None
         weights = self._row.floats_KP[0]
-        losses, at = [], 0
+        params_P = weights if self._places is None else weights[self._places]
+        at = self._course(params_P, place, client, round, kept)
+        losses, squared, done = [], [], 0
         for batch in chosen:
-            part = slice(at, at + len(batch))
-            at += len(batch)
-            loss = nn.functional.cross_entropy(self._forward(x[part], client), y[part])
+            part = slice(done, done + len(batch))
+            done += len(batch)
+            logits = self._forward(x[part], client)
+            loss = nn.functional.cross_entropy(logits, y[part])
             slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-            slope = torch.cat([flat(part) for part in slopes])
-            if settings.momentum:
-                slope = momentum = slope if momentum is None else momentum.mul_(settings.momentum).add_(slope)
-            with torch.no_grad():
-                if self._places is None:
-                    weights.sub_(slope, alpha=settings.lr)
-                else:  # floating-point buffers lie between the parameters
-                    weights.index_add_(0, self._places, slope, alpha=-settings.lr)
+            at.count += 1
+            self._local.learn(params_P, torch.cat([flat(part) for part in slopes]), at)
+            if self._places is not None:  # floating-point buffers lie between the parameters
+                weights.index_copy_(0, self._places, params_P)
             losses.append(loss.detach())
+            if squares:
+                squared.append(models.squares(logits, y[part]))
+        if kept is not None:
+            kept.leaving.floats_KP[slot].copy_(self._local.leave(params_P, at))
         self._keep(into, slot)
-        return torch.stack(losses).mean().item()
+        return torch.stack(losses).mean().item(), torch.stack(squared).sum().item() if squared else None
+
+    def _course(self, params_P: Tensor, place: int, client: int, round: int, kept: Kept | None) -> Course:
+        return Course(
+            schedule.rate(self._problem.experiment.federation, round),
+            params_P.new_zeros(1),
+            {name: torch.zeros_like(params_P) for name in self._local.memory},
+            params_P.clone() if self._local.needs_start else None,
+            None if kept is None else kept.clients.floats_KP[client],
+            None if kept is None else kept.cohorts.floats_KP[place],
+        )
 
     @torch.no_grad()
     def judge(self, model: Rows, place: int, clients: Sequence[int], round: int) -> list[float]:
@@ -102,14 +146,15 @@ class Trainer:
         return logits.to(x.dtype)
 
     def _training_inputs(
-        self, client: int, round: int, order: np.ndarray[tuple[int], np.dtype[np.int64]]
+        self, client: int, round: int, order: np.ndarray[tuple[int], np.dtype[np.int64]], count: int
     ) -> tuple[Tensor, Tensor]:
+        """The first so many samples of a whole round."""
         data = self._problem.data
-        rows = data.clients[client].training[order]
+        rows = data.clients[client].training[order[:count]]
         plan = None
         if data.augmented:
             seed = self._problem.experiment.seed
-            plan = torch.from_numpy(local.augmentation(len(order), data.train.shape, seed, client, round))
+            plan = torch.from_numpy(local.augmentation(len(order), data.train.shape, seed, client, round)[:count])
         return _fast(data.transform(self._x[rows], plan)), self._y[rows]
 
     def _load(self, rows: Rows, place: int) -> None:
@@ -138,7 +183,7 @@ def _fast(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == IMAGES else x
 
 
-def _places(floats: dict[str, torch.Size], parameters: set[str]) -> Tensor | None:
+def places_of(floats: dict[str, torch.Size], parameters: set[str]) -> Tensor | None:
     """Where the parameters' numbers lie among a row's floats; None: they are all there is."""
     if set(floats) == parameters:
         return None

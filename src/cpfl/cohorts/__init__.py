@@ -1,4 +1,4 @@
-"""Who trains with whom: the plan of cohorts."""
+"""Who trains with whom: the plan of cohorts, drawn at random as in the paper, or made from what clients reveal."""
 
 from __future__ import annotations
 

@@ -1,0 +1,147 @@
+"""What does a step in lanes cost with each algorithm, against FedAvg's?
+
+The same lanes, the same drawn images; only the parts differ. Lanes are stepped in turns, so that what else the machine
+does falls on all alike, and the medians are compared. A client's coming and going (its rows in and out) is timed apart,
+and shared out over the steps that a client of this size takes.
+
+    python benchmarks/algorithms.py --device cuda --out results/algorithms/steps.json
+    python benchmarks/algorithms.py --presets femnist --lanes 32 --precision tf32 --only adam,scaffold --out steps.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cpfl import experiment_file, models
+from cpfl.bench import drawn
+from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.lanes.step import Lanes
+from cpfl.federation import local
+from cpfl.problem import prepare
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "momentum": {"momentum": 0.9},
+    "nesterov, decay": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4},
+    "clip": {"clip": 1.0},
+    "cosine": {"schedule": "cosine", "schedule_rounds": 100},
+    "adam": {"local": "adam"},
+    "adamw": {"local": "adamw", "weight_decay": 0.01},
+    "fedprox": {"local": "fedprox"},
+    "scaffold": {"local": "scaffold"},
+    "feddyn": {"local": "feddyn"},
+    "fedadam": {"server": "fedadam"},
+    "fednova": {"server": "fednova"},
+    "median": {"server": "median"},
+    "krum": {"server": "krum"},
+    "update_norm": {"update_norm": 1.0},
+    "oort": {"selection": "oort"},
+}
+AIM = {"scaffold": 2.0}  # and 1.5 for the others
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--presets", default="cifar10,femnist", help="whose models, with commas between them")
+    parser.add_argument("--precision", default="")
+    parser.add_argument("--lanes", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=0, help="of each algorithm; 0: as the device is fast")
+    parser.add_argument("--only", default="", help="names with commas between them")
+    words = parser.parse_args()
+    device = torch.device(words.device)
+    on_gpu = device.type == "cuda"
+    count, steps = words.lanes or (64 if on_gpu else 4), words.steps or (300 if on_gpu else 30)
+    precision = words.precision or ("bf16" if on_gpu else "float32")
+    names = ["fedavg", *(n for n in ALGORITHMS if n != "fedavg" and (not words.only or n in words.only.split(",")))]
+    about = {
+        "machine": torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "precision": precision,
+        "lanes": count,
+        "steps": steps,
+    }
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for preset in words.presets.split(","):
+        print(f"{preset}, {count} lanes, {precision}, {about['machine']}")
+        with models.threads(1):
+            tables[preset] = measured(preset, names, precision, count, steps, device)
+        words.out.parent.mkdir(parents=True, exist_ok=True)
+        words.out.write_text(json.dumps({**about, "presets": tables}, indent=2) + "\n")
+
+
+def measured(
+    preset: str, names: list[str], precision: str, count: int, steps: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """A row for each algorithm, stepped in turns with FedAvg and let go before the next: a GPU holds two with ease."""
+    rows: list[dict[str, Any]] = []
+    base = lanes_of("fedavg", preset, precision, count, device)
+    print(f"{'algorithm':18}{'ms a step':>12}{'ms in, out':>12}{'together':>12}{'× FedAvg':>10}{'aim':>6}")
+    for name in names:
+        other = base if name == "fedavg" else lanes_of(name, preset, precision, count, device)
+        fedavg, (step, change, whole) = in_turns([base, other], steps, device)
+        aim, ratio = AIM.get(name, 1.5), whole / fedavg[-1]
+        rows.append(
+            {"algorithm": name, "step_ms": step, "in_out_ms": change, "together_ms": whole, "ratio": ratio, "aim": aim}
+        )
+        print(f"{name:18}{step:12.3f}{change:12.3f}{whole:12.3f}{ratio:10.2f}{aim:6.1f}", flush=True)
+    return rows
+
+
+def in_turns(pair: list[tuple[Lanes, float]], steps: int, device: torch.device) -> list[tuple[float, float, float]]:
+    """Milliseconds of each: a step, all clients' coming and going, and both, shared out over a client's steps."""
+    times: list[list[tuple[float, float]]] = [[], []]
+    for turn in range(steps + 5):
+        for (lanes, _), taken in zip(pair, times, strict=True):
+            both = timed(lanes.step, device), timed(lambda lanes=lanes: replace(lanes), device)
+            if turn >= 5:
+                taken.append(both)
+    found = []
+    for (_, per_client), taken in zip(pair, times, strict=True):
+        step, change = (1e3 * statistics.median(column) for column in zip(*taken, strict=True))
+        found.append((step, change, step + change / per_client))
+    return found
+
+
+def lanes_of(name: str, preset: str, precision: str, count: int, device: torch.device) -> tuple[Lanes, float]:
+    """Lanes of this algorithm with a batch in each, and the steps of a client in a round."""
+    settings = {"cohorts": 4, "clients": 4 * count, "precision": precision}
+    settings |= {"devices.trace": "synthetic", "data.public_fit": "exact", "federation.momentum": 0.0}
+    settings |= {f"federation.{key}": value for key, value in ALGORITHMS[name].items()}
+    experiment = experiment_file.with_settings(experiment_file.load(preset), settings)
+    problem = prepare(experiment, [], drawn(experiment, 100 * experiment.clients))
+    torch._dynamo.reset()  # so many compilations of one function would pass dynamo's limit; graphs keep what they have
+    lanes = LaneEngine(problem, device, count, planners=0)._large
+    lanes.batches.there["rows"].copy_(torch.arange(count * experiment.federation.batch_size).view(count, -1))
+    return lanes, float(local.all_steps(experiment.federation, problem.data.clients.training_sizes).mean())
+
+
+def replace(lanes: Lanes) -> None:
+    """Every lane's client ends, and another comes: all at once, where in a run they do one by one."""
+    lanes.harvest([(lane, lane % 4, lane, 1.0) for lane in range(lanes.count)])
+    lanes.fill([(lane, lane % 4, lane, 1e-6) for lane in range(lanes.count)])
+
+
+def timed(work: Callable[[], None], device: torch.device) -> float:
+    """Seconds until the device has done it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

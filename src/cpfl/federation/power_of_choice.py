@@ -1,0 +1,50 @@
+"""Power-of-choice: of d candidates, those with the largest loss.
+
+Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022. This is their
+π_rpow-d, which costs no extra work: a candidate's loss is the mean training loss that it last reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cpfl.federation.reports import ClientResult
+from cpfl.federation.selection import Cohort, Selection
+
+
+class PowerOfChoice(Selection):
+    """Candidates by their share of the data, participants by loss."""
+
+    def __init__(self, cohort: Cohort, candidates: int = 0) -> None:
+        """`candidates` is d; 0: twice as many as are wanted."""
+        super().__init__(cohort)
+        if candidates < 0:
+            raise ValueError(f"candidates = {candidates}: 1 or more, or 0 for twice as many as are wanted")
+        self._candidates = candidates
+        self._losses: dict[int, float] = {}
+
+    def choose(
+        self, able: Sequence[int], wanted: int, round: int, rng: np.random.Generator, clock: float
+    ) -> Sequence[int]:
+        # "sample the candidate client set A of size d without replacement such that client k is chosen with
+        # probability p_k, the fraction of data at the k-th client" (section 4)
+        count = min(len(able), max(wanted, self._candidates or 2 * wanted))
+        data = np.array([self.cohort.samples[client] for client in able], float)
+        drawn = [able[i] for i in rng.choice(len(able), count, replace=False, p=data / data.sum())]
+        # "for the clients that have not been selected yet, the latest value is set to ∞" (π_rpow-d); candidates lie in
+        # the random order of their drawing, which the sort keeps: ties are broken at random
+        drawn.sort(key=lambda client: -self._losses.get(client, math.inf))
+        return drawn[:wanted]
+
+    def learn(self, round: int, results: Sequence[ClientResult], seconds: float) -> None:
+        self._losses.update((result.client, result.loss) for result in results)
+
+    def state(self) -> dict[str, Any]:
+        return {"losses": {str(client): loss for client, loss in self._losses.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._losses = {int(client): loss for client, loss in state["losses"].items()}

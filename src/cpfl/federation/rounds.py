@@ -1,0 +1,180 @@
+"""Synchronous rounds, and what keeps them from going to plan: stragglers, deadlines, absence and crashes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpfl.errors import CpflError, SettingError
+from cpfl.federation import choosing
+from cpfl.federation.fates import Fate, foresee
+from cpfl.federation.reports import ClientResult
+from cpfl.federation.round_plan import MOST, Begun, Plan, Timing, UnderWay, Waste
+from cpfl.federation.selection import Cohort, size
+from cpfl.federation.stopping import ROUNDING
+from cpfl.models import State
+from cpfl.randomness import stream
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How one attempt at a round goes, in seconds since it began."""
+
+    seconds: float
+    slowest: int  # whom everybody waited for
+    counted: list[Fate]  # in client order
+    others: list[Fate]
+
+
+def attempt(fates: Sequence[Fate], needed: int, deadline: float) -> Attempt:
+    """The first `needed` to arrive count, and the round ends with the last of them; if fewer arrive, it ends when all
+    have arrived or are lost, or at the deadline (0: none)."""
+    limit = deadline + ROUNDING if deadline else math.inf
+    order = sorted(fates, key=lambda fate: (fate.lasts, fate.client))
+    counted = [fate for fate in order if fate.arrives and fate.lasts <= limit][:needed]
+    last = order[-1]
+    if len(counted) == needed:
+        last, seconds = counted[-1], counted[-1].lasts
+    else:
+        seconds = last.lasts if last.lasts <= limit else deadline
+    counted.sort(key=lambda fate: fate.client)
+    return Attempt(seconds, last.client, counted, [fate for fate in fates if fate not in counted])
+
+
+class Rounds:
+    """Plans one cohort's rounds."""
+
+    def __init__(self, cohort: Cohort, crash_rate: float, seed: int) -> None:
+        self._cohort, self._settings, self._crash_rate, self._seed = cohort, cohort.federation, crash_rate, seed
+        self._everybody = frozenset(cohort.clients)
+        self._needed = size(self._settings, len(cohort.clients))
+        if self._settings.minimum > self._needed:
+            raise SettingError(
+                f"federation.minimum = {self._settings.minimum} is more than the {self._needed} clients that take part "
+                f"in a round of cohort {cohort.number}: 1 to {self._needed}"
+            )
+        more = math.ceil(self._needed * (1 + self._settings.over_selection) - 1e-9)
+        self._asked = min(more, len(cohort.clients))
+        self._selection = choosing.selection(cohort)
+        self.squares = self._selection.squares
+        self._stale = self._settings.late == "stale"
+        self.rule = "refl" if self._stale else "mean"
+        present = cohort.fleet.availability is None
+        self.ahead = self._selection.foresees and present and not self._stale
+        self._to_plan = present and not (self._settings.over_selection or self._settings.deadline or crash_rate)
+        self._bytes = cohort.sent_bytes
+        self._under_way = UnderWay(self._bytes)
+
+    def plan(self, number: int, clock: float) -> Plan:
+        """Attempt after attempt until one brings enough results."""
+        if self._to_plan:
+            return Plan(self._chosen(self._cohort.clients, self._needed, number, 0, clock))
+        waste, elapsed = Waste(), 0.0  # since the clock: an engine that is ahead asks with an older one
+        for turn in range(MOST):
+            elapsed += self._wait(clock + elapsed)
+            one = self._attempt(number, turn, clock + elapsed)
+            if len(one.counted) >= self._settings.minimum:
+                return self._plan(number, clock, elapsed, one, waste, turn)
+            elapsed += one.seconds
+            waste += self._wasted([*one.counted, *one.others], one.seconds)
+        raise CpflError(
+            f"round {number} of cohort {self._cohort.number} brought fewer than federation.minimum = "
+            f"{self._settings.minimum} results in {MOST} attempts: lower it, or give a longer federation.deadline"
+        )
+
+    def _wait(self, clock: float) -> float:
+        """Seconds until somebody is there."""
+        waiting = {begun.fate.client for begun in self._under_way.begun}
+        there = min(self._cohort.back(client, clock) for client in self._cohort.clients if client not in waiting)
+        return there - clock + ROUNDING if there > clock else 0.0  # not a float's last digit too early
+
+    def _attempt(self, number: int, turn: int, clock: float) -> Attempt:
+        cohort, waiting = self._cohort, {begun.fate.client for begun in self._under_way.begun}
+        able = [c for c in cohort.clients if c not in waiting and cohort.until(c, clock) > clock]
+        chosen = self._chosen(able, min(self._asked, len(able)), number, turn, clock)
+        fates = [
+            foresee(cohort, client, self._fitting(client), clock, self._crash_rate, self._seed, number, turn)
+            for client in chosen
+        ]
+        return attempt(fates, self._needed, self._settings.deadline)
+
+    def _fitting(self, client: int) -> int:
+        """The steps of a client: all, or as many as fit before the deadline; at least one, which then is late."""
+        steps = self._cohort.steps(client)
+        if self._settings.late != "partial":
+            return steps
+        time = self._settings.deadline - self._cohort.transferring(client) + ROUNDING
+        return max(1, min(steps, int(time / self._cohort.computing(client, 1))))
+
+    def _plan(self, number: int, clock: float, elapsed: float, one: Attempt, waste: Waste, repeats: int) -> Plan:
+        cohort, begins = self._cohort, clock + elapsed
+        end = begins + one.seconds
+        counted = {fate.client: fate for fate in one.counted}
+        lost, after, stale = list(one.others), list[Begun](), dict[int, int]()
+        if self._stale:
+            late = [fate for fate in one.others if fate.arrives]
+            lost = [fate for fate in one.others if not fate.arrives]
+            for begun in [*self._under_way.begun, *(Begun(number, begins, fate) for fate in late)]:
+                if number - begun.round > self._settings.stale_rounds:
+                    waste += self._wasted([begun.fate], end - begun.began)
+                elif begun.ends <= end and begun.round < number:
+                    counted[begun.fate.client], stale[begun.fate.client] = begun.fate, begun.round
+                else:
+                    after.append(begun)
+        waste += self._wasted(lost, one.seconds)
+        fates = [counted[client] for client in sorted(counted)]
+        timing = Timing(
+            seconds=elapsed + one.seconds,
+            slowest=one.slowest,
+            cpu_seconds=sum(fate.computing for fate in fates) + waste.cpu_seconds,
+            bytes=2 * self._bytes * len(fates) + waste.bytes,
+            waste=waste,
+            repeats=repeats,
+        )
+        steps = {fate.client: fate.steps for fate in fates if fate.steps != cohort.steps(fate.client)}
+        return Plan([fate.client for fate in fates], steps, stale, timing, after)
+
+    def _wasted(self, fates: Sequence[Fate], seconds: float) -> Waste:
+        """What these had spent by then: each was sent the model, those that had arrived sent theirs back."""
+        waste = Waste()
+        for fate in fates:
+            back = fate.arrives and fate.lasts <= seconds
+            waste += Waste(fate.spent(seconds), self._bytes * (1 + back))
+        return waste
+
+    def _chosen(self, able: Sequence[int], wanted: int, number: int, turn: int, clock: float) -> list[int]:
+        address = (number, turn) if turn else (number,)
+        rng = stream(self._seed, "selection", self._cohort.number, *address)
+        chosen = [int(client) for client in self._selection.choose(able, wanted, number, rng, clock)]
+        given = self._everybody if len(able) == len(self._everybody) else frozenset(able)
+        if not (0 < len(set(chosen)) == len(chosen) <= wanted and given.issuperset(chosen)):
+            raise CpflError(
+                f"federation.selection = {self._settings.selection!r} chose {chosen[:20]} in round {number} of cohort "
+                f"{self._cohort.number}: it must be 1 to {wanted} different ones of the clients that it was given"
+            )
+        return sorted(chosen)
+
+    def close(self, plan: Plan, number: int, model: State, results: Sequence[ClientResult], seconds: float) -> None:
+        """What the round brought is learnt, and who is still under way."""
+        self._selection.learn(number, results, seconds)
+        self._under_way.close(number, model, plan.after)
+
+    def model(self, number: int) -> State:
+        """The model with which an earlier round began."""
+        return self._under_way.model(number)
+
+    def under_way(self, clock: float) -> Waste:
+        """What is lost if the cohort ends now."""
+        return self._under_way.lost(clock)
+
+    def state(self) -> tuple[dict[int, State], dict[str, Any]]:
+        """The selection's, and what is under way."""
+        models, numbers = self._under_way.state()
+        return models, {**numbers, "selection": self._selection.state()}
+
+    def restore(self, models: dict[int, State], numbers: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._under_way.restore(models, numbers)
+        self._selection.restore(numbers["selection"])

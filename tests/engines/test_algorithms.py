@@ -1,0 +1,167 @@
+"""Every algorithm is the same on every engine: whole federations on float64, to rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import cpfl
+from cpfl import experiment_file
+from cpfl.data.federated import Given
+from cpfl.engines.lanes import LaneEngine, shift
+from cpfl.engines.reference import ReferenceEngine
+from cpfl.engines.workers import WorkerEngine
+from cpfl.federation.session import Closed, Session
+from cpfl.method import plan
+from cpfl.problem import Problem, prepare
+
+CPU = torch.device("cpu")
+BASE: dict[str, Any] = {
+    "precision": "float64",
+    "clients": 12,
+    "max_rounds": 3,
+    "data.train_limit": 300,
+    "model.args.hidden": 8,
+    "federation.batch_size": 8,
+    "federation.participation": 0.7,
+    "federation.lr": 0.05,
+    "federation.momentum": 0.0,
+}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "clipped": {"momentum": 0.9, "clip": 0.5},
+    "adam": {"local": "adam", "lr": 0.01, "weight_decay": 0.01},
+    "adamw": {"local": "adamw", "lr": 0.01, "weight_decay": 0.1, "clip": 1.0},
+    "fedprox": {"local": "fedprox", "mu": 0.5, "momentum": 0.9},
+    "scaffold": {"local": "scaffold"},
+    "feddyn": {"local": "feddyn", "dyn": 0.1},
+    "step": {"schedule": "step", "schedule_rounds": 2},
+    "cosine": {"schedule": "cosine", "schedule_rounds": 2, "warmup": 2, "local": "scaffold"},
+    "cosine adamw": {"schedule": "cosine", "schedule_rounds": 2, "local": "adamw", "weight_decay": 0.1},
+    "fedavgm": {"server": "fedavgm", "weights": "samples"},
+    "fedadagrad": {"server": "fedadagrad"},
+    "fedadam": {"server": "fedadam", "local": "scaffold"},
+    "fedyogi": {"server": "fedyogi"},
+    "fednova": {"server": "fednova", "momentum": 0.9, "weights": "samples"},
+    "median": {"server": "median"},
+    "trimmed mean": {"server": "trimmed-mean", "trim": 0.3},
+    "krum": {"server": "krum"},
+    "multi-krum": {"server": "krum", "chosen": 2, "update_norm": 0.5},
+    "bounded updates": {"update_norm": 0.1, "server": "fedadam"},
+}
+
+
+def problem_of(cohorts: int = 3, **federation: Any) -> Problem:
+    settings = BASE | {"cohorts": cohorts} | {f"federation.{key}": value for key, value in federation.items()}
+    return prepare(experiment_file.with_settings(cpfl.Experiment(), settings), [], Given())
+
+
+def federate(problem: Problem, engine: str, sessions: list[Session] | None = None) -> list[Session]:
+    """Sessions at their end, with the records they had on the way."""
+    made = {
+        "reference": lambda: ReferenceEngine(problem, CPU),
+        "workers": lambda: WorkerEngine(problem, 1),
+        "lanes": lambda: LaneEngine(problem, CPU, 3),  # fewer lanes than clients: they change places
+    }[engine]()
+    sessions = sessions or plan(problem)
+
+    def note(session: Session, closed: Closed) -> None:
+        vars(session).setdefault("lines", []).append(closed.record.as_dict())
+
+    made.federate(sessions, note)
+    return sessions
+
+
+def assert_alike(ours: Session, theirs: Session) -> None:
+    for line, other in zip(vars(ours)["lines"], vars(theirs)["lines"], strict=True):
+        assert line == {k: pytest.approx(v, rel=0, abs=1e-9) if isinstance(v, float) else v for k, v in other.items()}
+    states, others = ours.state()[0], theirs.state()[0]
+    assert states.keys() == others.keys()
+    for kind, state in others.items():
+        assert states[kind].keys() == state.keys()
+        for name, value in state.items():
+            torch.testing.assert_close(states[kind][name], value, rtol=0, atol=1e-9, msg=f"{kind} {name}")
+
+
+@pytest.mark.parametrize("cohorts", [1, 3, 12], ids=["n = 1", "n = 3", "n = M"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_engines_are_equal(name: str, cohorts: int) -> None:
+    problem = problem_of(cohorts, **ALGORITHMS[name])
+    sizes = problem.data.clients.training_sizes
+    assert sizes.max() > 3 * sizes.min()  # ragged
+    plain = federate(problem, "reference")
+    for engine in ("workers", "lanes"):
+        for ours, theirs in zip(federate(problem, engine), plain, strict=True):
+            assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "krum"])
+def test_any_number_of_workers_gives_the_same_bits(name: str) -> None:
+    problem = problem_of(3, **ALGORITHMS[name])
+    one = federate(problem, "workers")
+    sessions = plan(problem)
+    WorkerEngine(problem, 3).federate(sessions, lambda session, closed: None)
+    for ours, theirs in zip(sessions, one, strict=True):
+        states, others = ours.state()[0], theirs.state()[0]
+        assert states.keys() == others.keys()
+        assert all(torch.equal(states[k][n], value) for k, state in others.items() for n, value in state.items())
+
+
+class Tied(nn.Module):
+    """Statistics of batches beside the parameters, and two names for one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.BatchNorm1d(64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x.flatten(1))
+        return self.out(torch.relu(self.second(torch.relu(self.first(x)))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedadam", "median", "bounded updates"])
+def test_models_with_buffers_and_tied_parameters(name: str) -> None:
+    settings = BASE | {"federation.local_steps": 2} | {f"federation.{k}": v for k, v in ALGORITHMS[name].items()}
+    problem = prepare(
+        experiment_file.with_settings(cpfl.Experiment(), settings | {"data.train_limit": 600, "data.split": "iid"}),
+        [],
+        Given(),
+        Tied,
+    )
+    plain, workers = (federate(problem, engine) for engine in ("reference", "workers"))
+    for ours, theirs in zip(workers, plain, strict=True):
+        assert_alike(ours, theirs)
+        assert torch.equal(ours.model["first.weight"], ours.model["second.weight"])
+        assert float(ours.model["norm.running_var"].min()) > 0
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_algorithm_is_another(name: str) -> None:
+    """Each setting changes what is learnt, or it would be a word without meaning."""
+    rate = {"lr": ALGORITHMS[name].get("lr", 0.05), "local": ALGORITHMS[name].get("local", "sgd")}
+    if set(ALGORITHMS[name]) <= {"local", "lr", "dyn"}:
+        rate["local"] = "sgd"
+    plain, other = (federate(problem_of(1, **s), "reference")[0] for s in (rate, ALGORITHMS[name]))
+    assert any((value - other.model[key]).abs().max() > 1e-4 for key, value in plain.model.items())
+
+
+@pytest.mark.parametrize("name", ["scaffold", "cosine adamw", "fednova"])
+def test_a_move_to_few_lanes_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small lanes are made in the middle of rounds, when some clients have ended and others are in training."""
+    monkeypatch.setattr(shift, "QUIET", 1)
+    problem = problem_of(2, **ALGORITHMS[name])
+    plain = federate(problem, "reference")
+    engine = LaneEngine(problem, CPU, 6)
+    engine._few = 2
+    sessions = plan(problem)
+    engine.federate(
+        sessions, lambda session, closed: vars(session).setdefault("lines", []).append(closed.record.as_dict())
+    )
+    assert "_small" in vars(engine)  # they were made
+    for ours, theirs in zip(sessions, plain, strict=True):
+        assert_alike(ours, theirs)

@@ -1,0 +1,201 @@
+"""Local parts against torch's own optimisers, the papers' updates written out in numpy, and closed forms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from cpfl.experiment import Federation
+from cpfl.federation import parts, schedule
+from cpfl.federation.local_part import Course
+
+Row = NDArray[np.float64]
+SIZE, STEPS = 7, 9
+
+
+def slope_of(curves: Row, centre: Row, w: Row) -> Row:
+    """Of the quadratic problem ½ (w − b)ᵀ diag(a) (w − b)."""
+    return curves * (w - centre)
+
+
+def problem(seed: int = 0) -> tuple[Row, Row, Row]:
+    rng = np.random.default_rng(seed)
+    return rng.uniform(0.2, 2, SIZE), rng.normal(size=SIZE), rng.normal(size=SIZE)
+
+
+def trained(
+    start: Row, curves: Row, centre: Row, client: Row | None = None, cohort: Row | None = None, **settings: Any
+) -> tuple[Row, Row | None]:
+    """A client's parameters after its steps, and the row it leaves."""
+    part = parts.local_part(Federation(**settings))
+    params = torch.tensor(start)
+    rows = [torch.zeros(SIZE, dtype=torch.float64) if row is None else torch.tensor(row) for row in (client, cohort)]
+    memory = {name: torch.zeros_like(params) for name in part.memory}
+    at = Course(part.settings.lr, torch.zeros(1, dtype=torch.float64), memory, torch.tensor(start), *rows)
+    for _ in range(STEPS):
+        at.count += 1
+        part.learn(params, torch.tensor(slope_of(curves, centre, params.numpy())), at)
+    return params.numpy(), part.leave(params, at).numpy() if part.keeps_rows else None
+
+
+TORCH = {
+    "sgd": ({}, torch.optim.SGD, {}),
+    "momentum": ({"momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
+    "nesterov": (
+        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
+        torch.optim.SGD,
+        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
+    ),
+    "adam": ({"local": "adam"}, torch.optim.Adam, {}),
+    "adam, decay": (
+        {"local": "adam", "weight_decay": 0.1, "beta1": 0.7, "beta2": 0.9, "epsilon": 0.01},
+        torch.optim.Adam,
+        {"weight_decay": 0.1, "betas": (0.7, 0.9), "eps": 0.01},
+    ),
+    "adamw": ({"local": "adamw", "weight_decay": 0.3}, torch.optim.AdamW, {"weight_decay": 0.3}),
+}
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.4])
+@pytest.mark.parametrize("name", TORCH)
+def test_as_torch_does(name: str, clip: float) -> None:
+    ours, kind, theirs = TORCH[name]
+    curves, centre, start = problem()
+    weights = torch.tensor(start, requires_grad=True)
+    optimizer = kind([weights], lr=0.05, **theirs)
+    for _ in range(STEPS):
+        weights.grad = torch.tensor(slope_of(curves, centre, weights.detach().numpy()))
+        if clip:
+            length = float(weights.grad.norm())
+            weights.grad *= min(1.0, clip / length)
+        optimizer.step()
+    got, _ = trained(start, curves, centre, lr=0.05, clip=clip, **ours)
+    np.testing.assert_allclose(got, weights.detach().numpy(), rtol=0, atol=1e-12)
+
+
+def test_clipping_leaves_short_slopes_and_zeros_alone() -> None:
+    part = parts.local_part(Federation(lr=1.0, clip=5.0))
+    params, slopes = torch.zeros(3, 2), torch.tensor([[3.0, 4.0], [6.0, 8.0], [0.0, 0.0]])
+    part.learn(params, slopes, Course(1.0, torch.ones(3, 1)))
+    torch.testing.assert_close(params, torch.tensor([[-3.0, -4.0], [-3.0, -4.0], [0.0, 0.0]]))
+
+
+def test_fedprox_in_closed_form() -> None:
+    """Gradient descent on a quadratic: w_K − w* = (1 − η (a + μ))^K (w⁰ − w*), w* = (a b + μ w⁰) / (a + μ)."""
+    curves, centre, start = problem(1)
+    mu, lr = 0.7, 0.1
+    best = (curves * centre + mu * start) / (curves + mu)
+    expected = best + (1 - lr * (curves + mu)) ** STEPS * (start - best)
+    got, _ = trained(start, curves, centre, local="fedprox", mu=mu, lr=lr)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+
+
+def test_fedprox_without_its_term_is_sgd() -> None:
+    curves, centre, start = problem(2)
+    one, other = (
+        trained(start, curves, centre, lr=0.1, momentum=0.9, **s)[0] for s in ({}, {"local": "fedprox", "mu": 0})
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+def test_scaffold_as_its_paper_writes_it() -> None:
+    """Algorithm 1, lines 10 and 12 (option II), in numpy; c_i⁺ is the mean slope along the way."""
+    curves, centre, start = problem(3)
+    rng = np.random.default_rng(4)
+    own, common, lr = rng.normal(size=SIZE), rng.normal(size=SIZE), 0.1
+    y, slopes = start.copy(), []
+    for _ in range(STEPS):
+        slopes.append(slope_of(curves, centre, y))
+        y = y - lr * (slopes[-1] - own + common)
+    got, left = trained(start, curves, centre, own, common, local="scaffold", lr=lr)
+    np.testing.assert_allclose(got, y, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(left, own - common + (start - y) / (STEPS * lr), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(left, np.mean(slopes, axis=0), rtol=0, atol=1e-12)
+
+
+def test_feddyn_as_its_paper_writes_it() -> None:
+    curves, centre, start = problem(5)
+    own, alpha, lr = np.random.default_rng(6).normal(size=SIZE), 0.4, 0.1
+    w = start.copy()
+    for _ in range(STEPS):
+        w = w - lr * (slope_of(curves, centre, w) - own + alpha * (w - start))
+    got, left = trained(start, curves, centre, own, None, local="feddyn", dyn=alpha, lr=lr)
+    np.testing.assert_allclose(got, w, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(left, own - alpha * (w - start), rtol=0, atol=1e-12)
+
+
+def rounds(local: str, count: int, lr: float, **settings: Any) -> tuple[Row, Row, float]:
+    """Two clients with different quadratics for many rounds: where they end, the common minimum, FedAvg's distance."""
+    clients = [problem(seed)[:2] for seed in (7, 8)]
+    best = sum(a * b for a, b in clients) / sum(a for a, _ in clients)
+    part = parts.local_part(Federation(local=local, lr=lr, **settings))
+    model, plain, rows, mean = np.zeros(SIZE), np.zeros(SIZE), [np.zeros(SIZE)] * 2, np.zeros(SIZE)
+    for _ in range(count):
+        ended = [
+            trained(model, *c, row, mean, local=local, lr=lr, **settings) for c, row in zip(clients, rows, strict=True)
+        ]
+        rows = [left for _, left in ended if left is not None]
+        mean = np.mean(rows, axis=0)
+        model = part.settle(torch.tensor(np.mean([w for w, _ in ended], axis=0)), torch.tensor(mean)).numpy()
+        plain = np.mean([trained(plain, *c, lr=lr)[0] for c in clients], axis=0)
+    return model, best, float(np.abs(plain - best).max())
+
+
+@pytest.mark.parametrize(("local", "settings"), [("scaffold", {}), ("feddyn", {"dyn": 0.5})])
+def test_drift_is_undone(local: str, settings: dict[str, Any]) -> None:
+    """With different clients and several steps FedAvg misses the minimum of the common loss; these find it."""
+    model, best, missed = rounds(local, 400, 0.2, **settings)
+    assert missed > 0.01
+    np.testing.assert_allclose(model, best, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn"])
+def test_clients_side_by_side_are_clients_alone(name: str) -> None:
+    """Stacked rows, each with its own rate, count and memory, learn what single rows learn."""
+    part = parts.local_part(Federation(local=name, clip=0.8, weight_decay=0.05))
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn() -> torch.Tensor:
+        return torch.randn(3, SIZE, dtype=torch.float64, generator=generator)
+
+    rates, counts = (
+        torch.tensor([[0.1], [0.02], [0.3]], dtype=torch.float64),
+        torch.tensor([[1.0], [5.0], [2.0]]).double(),
+    )
+    params, slope, memory = drawn(), drawn(), {key: drawn().square() for key in part.memory}
+    rows = [drawn() for _ in range(3)]
+    alone = params.clone()
+    lone_memory = {key: value.clone() for key, value in memory.items()}
+    left = []
+    for k in range(3):
+        own = {key: value[k] for key, value in lone_memory.items()}
+        at = Course(float(rates[k]), counts[k], own, *(row[k].clone() for row in rows))
+        part.learn(alone[k], slope[k].clone(), at)
+        left.append(part.leave(alone[k], at) if part.keeps_rows else alone[k])
+    at = Course(rates, counts, memory, *rows)
+    part.learn(params, slope.clone(), at)
+    torch.testing.assert_close(params, alone, rtol=0, atol=1e-12)
+    if part.keeps_rows:
+        torch.testing.assert_close(part.leave(params, at), torch.stack(left), rtol=0, atol=1e-12)
+
+
+def test_schedules() -> None:
+    def rates(**settings: Any) -> list[float]:
+        return [schedule.rate(Federation(lr=0.8, **settings), number) for number in range(1, 8)]
+
+    assert rates() == [0.8] * 7
+    assert rates(schedule="step", schedule_rounds=2, schedule_factor=0.5) == [0.8, 0.8, 0.4, 0.4, 0.2, 0.2, 0.1]
+    assert rates(warmup=4) == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8])
+    cosine = rates(schedule="cosine", schedule_rounds=4, schedule_floor=0.5)
+    half = [0.5 + 0.5 * math.cos(math.pi * t / 4) for t in range(5)]
+    assert cosine == pytest.approx([0.8 * (0.5 + 0.5 * h) for h in half] + [0.4, 0.4])
+    both = rates(schedule="step", schedule_rounds=2, warmup=2)
+    assert both == pytest.approx([0.4, 0.8, 0.4, 0.4, 0.2, 0.2, 0.1])
+    assert rates(schedule="step", schedule_rounds=1, schedule_floor=0.25)[2:] == [0.2] * 5
+    assert schedule.constant(Federation())
+    assert not schedule.constant(Federation(warmup=3))

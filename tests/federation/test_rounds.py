@@ -1,0 +1,255 @@
+"""Rounds that do not go to plan, by hand: deadlines, over-selection, crashes, absence, repeats and what they waste."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.federation.cohorts import MODEL_BYTES, close, session
+
+from cpfl.availability import Week
+from cpfl.errors import CpflError, SettingError
+from cpfl.federation.fates import visited
+from cpfl.federation.session import RoundRecord
+from cpfl.randomness import stream
+
+FAST = [1000.0] * 4
+SAMPLES = [2, 4, 6, 20]  # 6, 12, 18 and 60 s of computing, and 2 s for two transfers: 8, 14, 20 and 62 s
+
+
+def told(record: RoundRecord) -> tuple[Any, ...]:
+    return (record.participants, record.seconds, record.slowest, record.cpu_seconds, record.bytes)
+
+
+def wasted(record: RoundRecord) -> tuple[float, int, int]:
+    return (record.wasted_cpu_seconds, record.wasted_bytes // MODEL_BYTES, record.repeats)
+
+
+def test_a_deadline_that_nobody_misses_changes_nothing() -> None:
+    plain, held = session(SAMPLES, FAST), session(SAMPLES, FAST, federation__deadline=1000)
+    for _ in range(3):
+        assert close(held, SAMPLES).record == close(plain, SAMPLES).record
+
+
+def test_late_clients_are_dropped() -> None:
+    record = close(session(SAMPLES, FAST, federation__deadline=30), SAMPLES).record
+    # The last one has computed from second 1 to second 30, was sent the model and sent nothing back.
+    assert told(record) == ([0, 1, 2], 30.0, 3, 6 + 12 + 18 + 29.0, (3 * 2 + 1) * MODEL_BYTES)
+    assert wasted(record) == (29.0, 1, 0)
+
+
+def test_an_exact_deadline_is_met() -> None:
+    record = close(session(SAMPLES, FAST, federation__deadline=62), SAMPLES).record
+    assert told(record)[:3] == ([0, 1, 2, 3], 62.0, 3)
+    assert wasted(record) == (0.0, 0, 0)
+
+
+def test_partial_work_is_accepted() -> None:
+    one = session(SAMPLES, FAST, federation__deadline=30, federation__late="partial")
+    assert one.open_round().steps == {3: 9}  # 28 s between the transfers, 3 s a step
+    record = close(one, SAMPLES).record
+    assert told(record) == ([0, 1, 2, 3], 29.0, 3, 6 + 12 + 18 + 27.0, 8 * MODEL_BYTES)
+    assert record.samples == 2 + 4 + 6 + 9
+    assert wasted(record) == (0.0, 0, 0)
+
+
+def test_who_cannot_do_one_step_in_time_is_dropped() -> None:
+    one = session([2, 2], [1000.0, 20_000.0], federation__deadline=10, federation__late="partial")
+    record = close(one, [2, 2]).record
+    assert told(record) == ([0], 10.0, 1, 6 + 9.0, 3 * MODEL_BYTES)
+    assert wasted(record) == (9.0, 1, 0)
+
+
+def test_the_first_to_finish_count() -> None:
+    one = session(SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0)
+    record = close(one, SAMPLES).record
+    # All four are asked; the round ends after 14 s, when the other two have computed for 13 s each.
+    assert told(record) == ([0, 1], 14.0, 1, 6 + 12 + 13 + 13.0, (2 * 2 + 2) * MODEL_BYTES)
+    assert wasted(record) == (26.0, 2, 0)
+
+
+@pytest.mark.parametrize(("share", "asked"), [(0.0, 10), (0.1, 11), (0.3, 13), (0.25, 13), (5, 20)])
+def test_how_many_are_asked(share: float, asked: int) -> None:
+    """Ten are needed of twenty equal clients: who is asked too much has computed all but its way back."""
+    one = session([1] * 20, [1000.0] * 20, federation__participants=10, federation__over_selection=share)
+    record = close(one, [1] * 20).record
+    assert len(record.participants) == 10
+    assert record.wasted_cpu_seconds == pytest.approx(3.0 * (asked - 10))
+
+
+def crashes(client: int, round: int, attempt: int, rate: float) -> float | None:
+    """After which share of its work a client crashes; by the address alone."""
+    rng = stream(90, "crash", client, round, attempt)
+    return float(rng.random()) if rng.random() < rate else None
+
+
+def test_crashes_and_repeats_are_accounted() -> None:
+    """An independent walk through twenty rounds: every attempt asks all four, three must come back."""
+    one = session(SAMPLES, FAST, devices__crash_rate=0.3, federation__minimum=3, seed=90)
+    repeated = 0
+    for round in range(1, 21):
+        seconds = cpu = waste = 0.0
+        sent = lost_bytes = attempt = 0
+        while True:
+            fate = {c: crashes(c, round, attempt, 0.3) for c in range(4)}
+            ends = {c: 3.0 * SAMPLES[c] + 2 if f is None else 1 + f * 3 * SAMPLES[c] for c, f in fate.items()}
+            back = [c for c in range(4) if fate[c] is None]
+            seconds += max(ends.values())
+            lost = [c for c in range(4) if c not in back or len(back) < 3]
+            waste += sum(3.0 * SAMPLES[c] * (1 if fate[c] is None else fate[c]) for c in lost)
+            lost_bytes += sum(2 if fate[c] is None else 1 for c in lost)
+            if len(back) >= 3:
+                break
+            attempt += 1
+        cpu = waste + sum(3.0 * SAMPLES[c] for c in back)
+        sent = lost_bytes + 2 * len(back)
+        record = close(one, SAMPLES).record
+        assert record.participants == back
+        assert (record.seconds, record.cpu_seconds) == pytest.approx((seconds, cpu))
+        assert record.bytes == sent * MODEL_BYTES
+        assert wasted(record) == (pytest.approx(waste), lost_bytes, attempt)
+        repeated += attempt
+    assert repeated > 3
+
+
+def test_a_round_that_never_succeeds_is_given_up() -> None:
+    one = session(SAMPLES, FAST, federation__deadline=10, federation__minimum=2)
+    with pytest.raises(CpflError, match=r"federation.minimum = 2 .*deadline"):
+        one.open_round()
+
+
+def test_a_minimum_that_cannot_be_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"federation.minimum = 3 is more than the 2"):
+        session(SAMPLES, FAST, federation__participants=2, federation__minimum=3)
+
+
+def test_clients_come_and_go() -> None:
+    """Times in seconds of a period of 1000. Each has two steps of 3 s and transfers of 1 s: 8 s."""
+    weeks = [
+        Week((0.0,), (15.0,), 1000.0),  # there for one round
+        Week((0.0,), (1000.0,), 1000.0),  # always
+        Week((10.0,), (30.0,), 1000.0),  # comes later
+    ]
+    one = session([2, 2, 2], [1000.0] * 3, weeks)
+    first, second, third = (close(one, [2, 2, 2]).record for _ in range(3))
+    assert told(first) == ([0, 1], 8.0, 1, 12.0, 4 * MODEL_BYTES)
+    # Begins at 8 with the same two; the first leaves at 15, before it is done: 6 s of computing for nothing.
+    assert told(second) == ([1], 8.0, 1, 6 + 6.0, 3 * MODEL_BYTES)
+    assert wasted(second) == (6.0, 1, 0)
+    assert told(third)[0] == [1, 2]  # begins at 16
+
+
+def test_waits_until_somebody_is_there() -> None:
+    one = session([2, 2], [1000.0] * 2, [Week((50.0,), (70.0,), 1000.0)] * 2)
+    first, second = close(one, [2, 2]).record, close(one, [2, 2]).record
+    assert (first.seconds, first.clock) == pytest.approx((58.0, 58.0))
+    assert second.clock == pytest.approx(66.0)
+    third = close(one, [2, 2]).record  # both leave at 70, 4 s in: 3 s of computing each, then a wait of 980 s
+    assert third.clock == pytest.approx(1058.0)
+    assert wasted(third) == (pytest.approx(6.0), 2, 1)
+
+
+def test_stale_updates_join_later() -> None:
+    """Two are needed of four; the slower ones go on: 20 s and 62 s, while rounds of 14 s, … end without them."""
+    one = session(SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__late="stale")
+    first = close(one, SAMPLES).record
+    assert told(first) == ([0, 1], 14.0, 1, 18.0, 4 * MODEL_BYTES)
+    work = one.open_round()
+    # Only 0 and 1 are idle; the round lasts from 14 to 28, and the third arrives at 20.
+    assert work.participants == [0, 1, 2]
+    assert (work.origins[2].round, work.origins[2].model["w"].item(), work.rule) == (1, 0.0, "refl")
+    second = close(one, SAMPLES).record
+    assert (second.stale, second.seconds, second.cpu_seconds) == (1, 14.0, 36.0)
+    third = close(one, SAMPLES).record  # 28 to 42, all but the last, whose work outlasts it
+    assert (third.participants, third.stale) == ([0, 1], 0)
+    records = [close(one, SAMPLES).record for _ in range(3)]
+    joined = [record for record in records if 3 in record.participants]
+    assert [record.stale for record in joined] == [2 if 2 in record.participants else 1 for record in joined]
+    assert joined[0].clock - joined[0].seconds < 62 <= joined[0].clock
+
+
+def test_too_old_is_waste() -> None:
+    one = session(
+        SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__late="stale",
+        federation__stale_rounds=1,
+    )  # fmt: skip
+    records = [close(one, SAMPLES).record for _ in range(3)]
+    assert [3 in record.participants for record in records] == [False] * 3
+    assert wasted(records[2])[0] == pytest.approx(records[2].clock - 1)  # it computed from second 1 until it was told
+
+
+def test_what_is_under_way_at_the_end_is_waste() -> None:
+    one = session(
+        SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__late="stale",
+        max_rounds=1,
+    )  # fmt: skip
+    record = close(one, SAMPLES).record
+    assert record.stop == "max rounds"
+    assert wasted(record) == (26.0, 2, 0)
+    assert (one.cpu_seconds, record.cpu_seconds, record.bytes) == (44.0, 44.0, 6 * MODEL_BYTES)
+
+
+def test_rounds_that_can_be_known_ahead_are() -> None:
+    plain = session(SAMPLES, FAST, federation__participants=2)
+    held = session(SAMPLES, FAST, federation__participants=2, federation__deadline=30, devices__crash_rate=0.5)
+    assert plain.participants(5)
+    ahead = [held.participants(number) for number in range(1, 9)]
+    assert all(ahead)
+    assert [close(held, SAMPLES).record.participants for _ in range(8)] == ahead
+
+
+def test_rounds_that_cannot_be_known_ahead_are_not() -> None:
+    one = session(SAMPLES, FAST, federation__participants=2, federation__selection="oort")
+    assert one.participants(1)
+    assert one.participants(2) == []
+    close(one, SAMPLES)
+    assert one.participants(2)
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 5), st.integers(1, 4), st.data())
+def test_visited(held: int, batch: int, steps: int, epochs: int, data: st.DataObject) -> None:
+    """Counted batch by batch."""
+    from cpfl.experiment import Federation
+    from cpfl.federation import local
+
+    federation = Federation(batch_size=batch, local_steps=steps, local_epochs=epochs)
+    batches = local.batches(federation, held, 1, 2, 3)
+    first = data.draw(st.integers(1, len(batches)))
+    assert visited(federation, held, first) == sum(len(b) for b in batches[:first])
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "crashes": {"devices__crash_rate": 0.4, "federation__minimum": 2},
+    "stale": {"federation__participants": 2, "federation__over_selection": 1.0, "federation__late": "stale"},
+    "oort": {"federation__participants": 2, "federation__selection": "oort"},
+    "power-of-choice": {"federation__participants": 2, "federation__selection": "power-of-choice"},
+    "fedbuff": {"federation__buffer": 2, "federation__concurrency": 3},
+    "fedbuff, crashes": {"federation__buffer": 2, "federation__concurrency": 3, "devices__crash_rate": 0.4},
+    "refl": {
+        "federation__participants": 2, "federation__selection": "refl", "devices__availability": "synthetic",
+        "federation__deadline": 15, "federation__late": "stale",
+    },
+}  # fmt: skip
+WEEKS = [Week((0.0, 50.0), (31.0 + 3 * k, 90.0 - k), 100.0) for k in range(4)]
+
+
+@pytest.mark.parametrize("case", CASES)
+@given(cut=st.integers(0, 14), seed=st.integers(0, 1000))
+@settings(max_examples=8, deadline=None)
+def test_goes_on_from_any_round(case: str, cut: int, seed: int) -> None:
+    weeks = WEEKS if case == "refl" else None
+    one, other = (session(SAMPLES, FAST, weeks, seed=seed, max_rounds=15, **CASES[case]) for _ in range(2))
+    for number in range(15):
+        if number == cut:
+            states, numbers = one.state()
+            copied = {kind: {k: v.clone() for k, v in state.items()} for kind, state in states.items()}
+            other.restore(copied, json.loads(json.dumps(numbers, allow_nan=False)))
+        ours, work = close(one, SAMPLES), None
+        if number >= cut:
+            work = other.open_round()
+            assert close(other, SAMPLES).record == ours.record
+            assert work.participants == ours.record.participants
+    assert one.stopped == "max rounds"

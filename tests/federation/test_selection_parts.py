@@ -1,0 +1,252 @@
+"""Oort, REFL and power-of-choice against their papers' formulas, written again in numpy; and parts of one's own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.federation.cohorts import close, cohort, session
+
+from cpfl.availability import Week
+from cpfl.errors import CpflError, SettingError
+from cpfl.federation import choosing
+from cpfl.federation.oort import Oort
+from cpfl.federation.power_of_choice import PowerOfChoice
+from cpfl.federation.refl import LeastAvailable
+from cpfl.federation.reports import ClientResult
+from cpfl.federation.selection import Cohort, Selection
+from cpfl.randomness import stream
+
+SAMPLES = [3, 5, 8, 2, 9, 4, 7, 6, 10, 1]
+SPEEDS = [1000.0, 2000.0, 500.0, 900.0, 3000.0, 700.0, 1500.0, 400.0, 1200.0, 800.0]
+
+
+def rng(number: int) -> np.random.Generator:
+    return np.random.default_rng(number)
+
+
+def reports(clients: list[int], round: int) -> list[ClientResult]:
+    """Losses that fall from round to round, differently for each client."""
+    told = []
+    for c in clients:
+        losses = np.abs(np.sin(np.arange(1, SAMPLES[c] + 1) * (c + 1))) * 3 / round
+        told.append(ClientResult(c, SAMPLES[c], SAMPLES[c], losses.mean(), 1.0, squares=float((losses**2).sum())))
+    return told
+
+
+class Paper:
+    """Oort's algorithm 1, line by line, on arrays."""
+
+    def __init__(self, seconds: np.ndarray, delta: float, window: int, scaled: bool) -> None:
+        self.scaled = scaled
+        self.D, self.T, self.delta, self.W = seconds, delta, delta, window
+        self.U, self.L = np.full(len(seconds), np.nan), np.zeros(len(seconds))
+        self.epsilon, self.history = 0.9, [math.nan]
+
+    def util(self, R: int) -> np.ndarray:
+        clipped = np.minimum(self.U, np.nanquantile(self.U, 0.95))
+        if self.scaled:  # as the authors' code does
+            least = np.nanmin(self.U) * 0.999
+            clipped = (clipped - least) / max(np.nanmax(self.U) - least, 1e-4)
+        with np.errstate(divide="ignore"):
+            util = clipped + np.sqrt(0.1 * np.log(R) / self.L)
+        return np.where(self.T < self.D, util * (self.T / self.D) ** 2, util)
+
+    def feedback(self, told: list[ClientResult], R: int) -> None:
+        for r in told:
+            B = SAMPLES[r.client]
+            self.U[r.client] = B * math.sqrt(1 / B * r.squares)  # type: ignore[operator]
+            self.L[r.client] = R
+        self.history.append(sum(self.U[r.client] for r in told))
+        if R % self.W == 0 and R >= 2 * self.W:
+            W = self.W
+            if sum(self.history[R - 2 * W + 1 : R - W + 1]) > sum(self.history[R - W + 1 : R + 1]):
+                self.T += self.delta
+        if self.epsilon > 0.2:
+            self.epsilon = max(0.2, 0.98 * self.epsilon)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_oort_is_algorithm_1(scaled: bool) -> None:
+    about = cohort(SAMPLES, SPEEDS)
+    seconds = np.array([3 * s * v / 1000 + 2 for s, v in zip(SAMPLES, SPEEDS, strict=True)])
+    assert np.allclose([about.seconds[c] for c in range(10)], seconds)
+    one = Oort(about, pacer_seconds=12.0, pacer_rounds=3, most_rounds=0, scaled=scaled)
+    paper = Paper(seconds, 12.0, 3, scaled)
+    K, everybody = 4, list(range(10))
+    for R in range(1, 31):
+        chosen = list(one.choose(everybody, K, R, rng(R), 0.0))
+        assert len(set(chosen)) == K
+        explored = [c for c in everybody if not np.isnan(paper.U[c])]
+        fresh = [c for c in everybody if np.isnan(paper.U[c])]
+        again = rng(R)
+        exploit = min(len(explored), max(K - len(fresh), K - math.floor(paper.epsilon * K)))
+        wanted: list[int] = []
+        if exploit:
+            util = paper.util(R)[explored]
+            assert one.utilities(explored, R) == pytest.approx(util, rel=1e-12)
+            W = util >= 0.95 * np.sort(util)[-exploit]
+            pool = np.array(explored)[W]
+            wanted += again.choice(pool, exploit, replace=False, p=util[W] / util[W].sum()).tolist()
+        if exploit < K:
+            speed = 1 / seconds[fresh]
+            wanted += again.choice(fresh, K - exploit, replace=False, p=speed / speed.sum()).tolist()
+        assert chosen == wanted
+        told = reports(sorted(chosen), R)
+        one.learn(R, told, 1.0)
+        paper.feedback(told, R)
+        assert one.preferred == pytest.approx(paper.T)
+    assert paper.T > 12.0  # utilities fall from round to round, so the pacer relaxed
+    assert one.state()["explore"] == pytest.approx(0.9 * 0.98**30)
+
+
+def test_oort_does_not_ask_the_same_for_ever() -> None:
+    one = Oort(cohort(SAMPLES, SPEEDS), most_rounds=2)
+    times = dict.fromkeys(range(10), 0)
+    for R in range(1, 6):
+        chosen = one.choose(list(range(10)), 4, R, rng(R), 0.0)
+        one.learn(R, reports(list(chosen), R), 1.0)
+        for c in chosen:
+            times[c] += 1
+    assert set(times.values()) == {2}  # 5 rounds of 4: everybody twice
+    assert len(set(one.choose(list(range(10)), 4, 6, rng(6), 0.0))) == 4  # rather again than nobody
+
+
+def test_outliers_are_clipped() -> None:
+    one = Oort(cohort(SAMPLES, SPEEDS), penalty=0.0, scaled=False)
+    told = reports(list(range(10)), 1)
+    told[7] = ClientResult(7, 6, 6, 1.0, 1.0, squares=1e12)
+    one.learn(1, told, 1.0)
+    values = [SAMPLES[r.client] * math.sqrt(r.squares / SAMPLES[r.client]) for r in told]  # type: ignore[operator]
+    assert one.utilities([7], 1)[0] == pytest.approx(np.quantile(values, 0.95))
+
+
+def test_oort_s_default_pace_is_what_three_in_ten_need() -> None:
+    about = cohort(SAMPLES, SPEEDS)
+    assert Oort(about).preferred == pytest.approx(np.quantile(list(about.seconds.values()), 0.3))
+
+
+def test_power_of_choice() -> None:
+    one = PowerOfChoice(cohort(SAMPLES, SPEEDS), candidates=5)
+    latest = np.full(10, np.inf)
+    everybody = list(range(10))
+    for R in range(1, 20):
+        chosen = list(one.choose(everybody, 2, R, rng(R), 0.0))
+        p = np.array(SAMPLES) / sum(SAMPLES)
+        A = rng(R).choice(10, 5, replace=False, p=p)
+        assert chosen == A[np.argsort(-latest[A], kind="stable")][:2].tolist()
+        told = [ClientResult(c, 1, 1, math.cos(c * R) + 2, None) for c in chosen]
+        one.learn(R, told, 1.0)
+        for r in told:
+            latest[r.client] = r.loss
+    assert np.isfinite(latest).sum() >= 8  # those who have not been asked come first
+
+
+def test_refl_takes_those_who_will_leave() -> None:
+    """At second 0 all are there; in the slot from 10 to 20 they are there for 10, 9, 8 … seconds."""
+    weeks = [Week((0.0,), (20.0 - k,), 1000.0) for k in range(10)]
+    one = LeastAvailable(cohort(SAMPLES, SPEEDS, weeks), accuracy=1.0)
+    first = one.choose(list(range(10)), 3, 1, rng(1), 0.0)
+    assert len(set(first)) == 3
+    one.learn(1, [], 10.0)  # μ is 10 s
+    assert list(one.choose(list(range(10)), 3, 2, rng(2), 0.0)) == [9, 8, 7]
+    assert list(one.choose(list(range(6)), 3, 2, rng(2), 0.0)) == [5, 4, 3]
+    one.learn(2, [], 50.0)
+    assert one.state()["mean"] == pytest.approx(0.75 * 50 + 0.25 * 10)
+
+
+def test_refl_lets_clients_rest() -> None:
+    """Nobody is asked again within five rounds' time, unless there are too few others: then who rested longest."""
+    weeks = [Week((0.0,), (1000.0,), 1000.0)] * 10
+    one, again = (LeastAvailable(cohort(SAMPLES, SPEEDS, weeks), accuracy=1.0) for _ in range(2))
+    one.learn(1, reports([9, 8], 1), 10.0)  # from second 0 to 10
+    one.learn(2, reports([7, 6, 5], 2), 10.0)
+    again.restore(one.state())
+    for part in (one, again):
+        for seed in range(20):
+            assert set(part.choose(list(range(10)), 4, 3, rng(seed), 20.0)) <= {0, 1, 2, 3, 4}
+            assert set(part.choose(list(range(10)), 4, 3, rng(seed), 60.0)) <= {0, 1, 2, 3, 4, 8, 9}
+            assert sorted(part.choose([9, 8, 7, 6, 0], 3, 3, rng(seed), 20.0)) == [0, 8, 9]
+        late = {c for seed in range(20) for c in part.choose(list(range(10)), 4, 3, rng(seed), 70.0)}
+        assert late == set(range(10))  # five rounds of ten seconds are over
+
+
+def test_refl_s_ties_and_mistakes_are_drawn() -> None:
+    weeks = [Week((0.0,), (1000.0,), 1000.0)] * 10
+    one = LeastAvailable(cohort(SAMPLES, SPEEDS, weeks), accuracy=0.9)
+    one.learn(1, [], 10.0)
+    chosen = [c for R in range(2, 2002) for c in one.choose(list(range(10)), 3, R, rng(R), 0.0)]
+    counts = np.bincount(chosen, minlength=10)
+    assert abs(counts - 600).max() < 110  # all the same: at random
+    sure = LeastAvailable(cohort(SAMPLES, SPEEDS, [Week((0.0,), (15.0 + k,), 1000.0) for k in range(10)]), accuracy=0.9)
+    sure.learn(1, [], 10.0)
+    right = [0 in sure.choose(list(range(10)), 1, R, rng(R), 0.0) for R in range(2000)]
+    assert 0.2 < np.mean(right) < 0.6  # the ninth, there for 9 of 10 s, says 0.1 in one of ten rounds, and so on
+
+
+@pytest.mark.parametrize("name", ["oort", "power-of-choice", "random", "all"])
+def test_in_a_session(name: str) -> None:
+    changes: dict[str, Any] = {} if name == "all" else {"federation__participants": 3}
+    one = session(SAMPLES, SPEEDS, federation__selection=name, **changes)
+    for _ in range(12):
+        record = close(one, SAMPLES).record
+        assert len(record.participants) == (10 if name == "all" else 3)
+        assert record.participants == sorted(record.participants)
+
+
+def test_random_is_what_it_was() -> None:
+    one = session(SAMPLES, SPEEDS, federation__participants=3)
+    for round in range(1, 20):
+        wanted = sorted(stream(90, "selection", 0, round).choice(10, 3, replace=False).tolist())
+        assert close(one, SAMPLES).record.participants == wanted
+
+
+class Fastest(Selection):
+    """A part of one's own."""
+
+    def choose(self, able: Any, wanted: int, round: int, rng: np.random.Generator, clock: float) -> list[int]:
+        return sorted(able, key=lambda client: self.cohort.seconds[client])[:wanted]
+
+
+class Greedy(Fastest):
+    def choose(self, able: Any, wanted: int, round: int, rng: np.random.Generator, clock: float) -> list[int]:
+        return [able[0], able[0]]
+
+
+class Picky(Fastest):
+    def __init__(self, cohort: Cohort, taste: float) -> None:
+        super().__init__(cohort)
+
+
+def test_a_part_of_one_s_own() -> None:
+    name = f"{__name__}:Fastest"
+    one = session(SAMPLES, SPEEDS, federation__participants=2, federation__selection=name)
+    seconds = [3 * s * v / 1000 for s, v in zip(SAMPLES, SPEEDS, strict=True)]
+    assert close(one, SAMPLES).record.participants == sorted(np.argsort(seconds)[:2].tolist())
+
+
+def test_what_a_part_may_not_do() -> None:
+    one = session(SAMPLES, SPEEDS, federation__participants=2, federation__selection=f"{__name__}:Greedy")
+    with pytest.raises(CpflError, match="different ones"):
+        one.open_round()
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "words"),
+    [
+        ("ort", {}, "did you mean oort.*random, all, oort, refl, power-of-choice, or module:Class"),
+        ("nowhere:Part", {}, "cannot be loaded"),
+        ("math:nothing", {}, "cannot be loaded"),
+        ("os:getcwd", {}, "no subclass"),
+        ("collections:Counter", {}, "no subclass"),
+        ("oort", {"penlty": 1}, "penlty"),
+        ("oort", {"clip": 2}, "clip = 2: 0 to 1"),
+        ("random", {"x": 1}, "selection_args"),
+        (f"{__name__}:Picky", {}, "taste"),
+    ],
+)
+def test_parts_that_cannot_be(name: str, args: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        choosing.selection(cohort(SAMPLES, SPEEDS, federation__selection=name, federation__selection_args=args))

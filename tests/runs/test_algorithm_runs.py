@@ -1,0 +1,69 @@
+"""What parts remember survives a kill: a resumed run ends as the unbroken one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+from tests.engines.test_lanes import assert_equal
+
+import cpfl
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "scaffold and fedyogi": {"federation.local": "scaffold", "federation.server": "fedyogi"},
+    "feddyn": {"federation.local": "feddyn", "federation.dyn": 0.1},
+    "fedavgm, cosine": {
+        "federation.server": "fedavgm",
+        "federation.schedule": "cosine",
+        "federation.schedule_rounds": 4,
+    },
+    "krum": {"federation.server": "krum", "federation.momentum": 0.9},
+}
+
+
+def run(path: Path, engine: str, name: str, **more: Any) -> cpfl.Run:
+    """A small one with the algorithm of this name."""
+    settings = small_runs.SETTINGS | {"federation.momentum": 0.0, "cohorts": 2, "clients": 8} | ALGORITHMS[name] | more
+    settings |= {"federation.participation": 0.7, "federation.lr": 0.05}
+    watcher = settings.pop("watcher", None)
+    return cpfl.run("digits", out=path, engine=engine, device="cpu", workers=1, settings=settings, watcher=watcher)
+
+
+@pytest.mark.parametrize("engine", ["reference", "workers"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_resumed_to_the_byte(name: str, engine: str, tmp_path: Path, interrupter: Any) -> None:
+    run(tmp_path / "whole", engine, name)
+    with pytest.raises(interrupter.Enough):
+        run(tmp_path / "cut", engine, name, watcher=interrupter(5))
+    cpfl.resume(tmp_path / "cut", device="cpu", workers=1)
+    assert small_runs.differing(tmp_path / "whole", tmp_path / "cut") == []
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_resumed_in_lanes_to_rounding(name: str, tmp_path: Path, interrupter: Any) -> None:
+    whole = run(tmp_path / "whole", "lanes", name, precision="float64")
+    with pytest.raises(interrupter.Enough):
+        run(tmp_path / "cut", "lanes", name, precision="float64", watcher=interrupter(5))
+    assert_equal(whole, cpfl.resume(tmp_path / "cut", device="cpu"))
+
+
+def test_another_engine_can_go_on(tmp_path: Path, interrupter: Any) -> None:
+    """Memory is by parameters' names, whatever the rows of an engine look like."""
+    name = "scaffold and fedyogi"
+    whole = run(tmp_path / "whole", "reference", name, precision="float64")
+    with pytest.raises(interrupter.Enough):
+        run(tmp_path / "cut", "lanes", name, precision="float64", watcher=interrupter(5))
+    assert_equal(whole, cpfl.resume(tmp_path / "cut", device="cpu", engine="workers", workers=1))
+
+
+def test_control_variates_are_counted(tmp_path: Path) -> None:
+    """SCAFFOLD sends as much again in each direction: bytes and transfer times double, computing does not."""
+    same = {"federation.server": "mean", "precision": "float64"}
+    plain = run(tmp_path / "plain", "reference", "feddyn", **same)
+    double = run(tmp_path / "double", "reference", "scaffold and fedyogi", **same)
+    for ours, theirs in zip(double.rounds[:3], plain.rounds[:3], strict=True):
+        assert ours["bytes"] == 2 * theirs["bytes"] > 0
+        assert ours["cpu_seconds"] == theirs["cpu_seconds"]
+        assert ours["seconds"] > theirs["seconds"]

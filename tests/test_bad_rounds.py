@@ -1,0 +1,50 @@
+"""Settings of rounds that make no sense: one sentence, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Command
+
+REFUSED: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("federation.selection=randm",): ("federation.selection = 'randm'", "did you mean random?", "power-of-choice"),
+    ("federation.selection=os:getcwd",): ("os:getcwd", "no subclass of cpfl.Selection"),
+    ("federation.selection=nowhere:Part",): ("nowhere:Part", "cannot be loaded"),
+    ("federation.selection=oort", "federation.selection_args.alfa=2"): ("oort", "alfa"),
+    ("federation.selection=oort", "federation.selection_args=3"): ("federation.selection_args = 3",),
+    ("federation.selection=refl",): ("refl", "devices.availability"),
+    ("federation.selection=all", "federation.participation=0.5"): ("all", "participation"),
+    ("federation.over_selection=-1",): ("federation.over_selection = -1", "0"),
+    ("federation.over_selection=0.5",): ("over_selection", "participation"),
+    ("federation.deadline=soon",): ("federation.deadline = 'soon'", "number"),
+    ("federation.late=partial",): ("partial", "deadline"),
+    ("federation.late=stale",): ("stale", "deadline or over_selection"),
+    ("federation.late=never",): ("federation.late = 'never'", "'drop'", "'partial'", "'stale'"),
+    ("federation.minimum=0",): ("federation.minimum = 0", "1"),
+    ("federation.minimum=11",): ("federation.minimum = 11", "1 to 10"),
+    ("federation.concurrency=5",): ("concurrency", "buffer"),
+    ("federation.buffer=3", "federation.deadline=10"): ("buffer", "deadline"),
+    ("federation.buffer=3", "federation.selection=oort"): ("buffer", "selection"),
+    ("federation.buffer=3", "stopping.rule=joint"): ("federation.buffer", "joint"),
+    ("federation.buffer=11",): ("federation.buffer = 11", "10 clients"),
+    ("devices.crash_rate=1",): ("devices.crash_rate = 1", "less than 1"),
+    ("devices.availability=sometimes",): ("devices.availability = 'sometimes'", "fedscale, synthetic or always"),
+    ("devices.availability=fedscale",): ("devices.availability = 'fedscale'", "client_behave_trace"),
+    ("devices.online_hours=0",): ("devices.online_hours = 0", "greater than 0"),
+}
+
+
+@pytest.mark.parametrize("settings", REFUSED, ids=" ".join)
+def test_refused(cpfl_command: Command, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    answer = cpfl_command("run", "digits", "--set", "max_rounds=2", *words, "--out", "run")
+    assert answer.code == 2, answer
+    assert answer.err.startswith("cpfl: ")
+    assert len(answer.err.splitlines()) == 1, answer.err
+    for word in REFUSED[settings]:
+        assert word in answer.err, f"{word!r} is not in: {answer.err}"
+    assert not (tmp_path / "run").exists()
