@@ -160,7 +160,7 @@ def test_refl_takes_those_who_will_leave() -> None:
 def test_refl_lets_clients_rest() -> None:
     """Nobody is asked again within five rounds' time, unless there are too few others: then who rested longest."""
     weeks = [Week((0.0,), (1000.0,), 1000.0)] * 10
-    one, again = (LeastAvailable(cohort(SAMPLES, SPEEDS, weeks), accuracy=1.0) for _ in range(2))
+    one, again = (LeastAvailable(cohort(SAMPLES, SPEEDS, weeks), accuracy=1.0, rest=5) for _ in range(2))
     one.learn(1, reports([9, 8], 1), 10.0)  # from second 0 to 10
     one.learn(2, reports([7, 6, 5], 2), 10.0)
     again.restore(one.state())

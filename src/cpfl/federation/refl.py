@@ -18,10 +18,10 @@ from cpfl.federation.selection import Cohort, Selection
 class LeastAvailable(Selection):
     """Asks every client how likely it is there in the slot [μ, 2μ] from now, and takes the least likely ones."""
 
-    def __init__(self, cohort: Cohort, alpha: float = 0.25, accuracy: float = 0.9, rest: int = 5) -> None:
+    def __init__(self, cohort: Cohort, alpha: float = 0.25, accuracy: float = 0.9, rest: int = 0) -> None:
         """`alpha` is the old rounds' weight in μ; `accuracy` is how often a client's forecast of itself is right; who
-        took part holds off for `rest` rounds, while there are others (prohibit_reselect = 5 in the authors' code). Such
-        a round is μ seconds here: attempts that bring nothing do not count as rounds, but time goes on."""
+        took part holds off for `rest` rounds of μ seconds while there are others. That is 5 in the authors' code, among
+        thousands; in a small cohort only those may be left who never make a deadline, so here it is 0."""
         super().__init__(cohort)
         for key, value in (("alpha", alpha), ("accuracy", accuracy)):
             if not 0 <= value <= 1:
