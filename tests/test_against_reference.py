@@ -51,6 +51,7 @@ BASE = {
     "federation.momentum": 0.9,
     "stopping.patience": 6,
     "stopping.window": 4,
+    "distillation.recipe": "paper",
     "distillation.epochs": 6,
     "distillation.batch_size": 16,
     "distillation.lr": 0.01,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import shutil
 import time
@@ -227,3 +228,19 @@ def test_the_lock_goes_with_the_process(tmp_path: Path, unbroken: Unbroken) -> N
     one.unlock()
     other.lock()
     other.unlock()
+
+
+def test_the_lock_does_not_stay_with_forked_workers(tmp_path: Path, unbroken: Unbroken) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(unbroken(), path)
+    folder, other = RunFolder.open(path), RunFolder.open(path)
+    folder.lock()
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    worker.start()
+    try:
+        folder.unlock()  # as the end of this process would
+        other.lock()
+        assert worker.is_alive()
+    finally:
+        worker.kill()
+        worker.join()

@@ -35,6 +35,18 @@ SCHEMA = 1
 ABOUT = ("plan", "model_bytes", "fingerprint", "shape", "classes", "data_folder")  # what readers of run.json count on
 FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
 
+_LOCKS: set[int] = set()  # handles of folders that this process trains into
+
+
+def _let_go() -> None:
+    """A forked worker must not hold what its parent held: it may outlive it by a moment."""
+    for handle in _LOCKS:
+        os.close(handle)
+    _LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
 
 class RunFolder:
     """Paths and contents of one run."""
@@ -96,10 +108,12 @@ class RunFolder:
             os.close(handle)
             raise RunFolderError(f"{self.path} is being trained by another process") from None
         self._lock = handle
+        _LOCKS.add(handle)
 
     def unlock(self) -> None:
         """Let others train into it."""
         if self._lock is not None:
+            _LOCKS.discard(self._lock)
             os.close(self._lock)
             self._lock = None
 
