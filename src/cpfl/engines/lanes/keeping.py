@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cpfl import round_settings
 from cpfl.engines.lanes.stack import Layout
 from cpfl.experiment import Experiment
 from cpfl.federation import parts
@@ -28,7 +29,7 @@ class Keeping:
         plain = type(self.server).receive is ServerPart.receive and not experiment.federation.update_norm
         self.receives = not plain  # clients' models count as something else than they are
         # Updates of different age become one model by rules that must see all of them.
-        self.aged = experiment.federation.late == "stale" or experiment.federation.buffer > 0
+        self.aged = bool(round_settings.aged(experiment.federation))
         self.one_by_one = self.aged or self.server.needs_all
         clients, cohorts = experiment.clients + 1, experiment.cohorts + 1
 
