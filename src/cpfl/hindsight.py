@@ -15,10 +15,10 @@ from typing import Any
 from cpfl import experiment_file
 from cpfl.distillation.judges import JUDGES
 from cpfl.errors import RunFolderError
-from cpfl.experiment import interval
 from cpfl.opening import given_arrays, reopen, torch_device
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder, load_state
+from cpfl.setting_types import interval
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from cpfl import api
 from cpfl.errors import CpflError, RunFolderError
-from cpfl.experiment import hours, interval
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
+from cpfl.setting_types import hours, interval
 
 QUORUMS = (0.25, 0.5, 0.75)  # all of them is what the run itself did
 STEPS = (1, 1.5, 2, 3, 5, 7)  # moments of a decade of hours; fixed, so that all runs are asked at the same ones

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import cpfl
-from cpfl.experiment import hours
 from cpfl.report.content import all_figures, content
 from cpfl.report.tables import find_runs
+from cpfl.setting_types import hours
 from cpfl.study import moments
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ class Views:
         )
         self._modules, self._teachers, self._weights = modules, teachers, weights_NC
         self._augment = augmentation(settings, problem.experiment.data.augment)
-        self._views = 1 if self._augment == "none" else settings.views
+        self._views = labelled(settings, problem.experiment.data.augment)
         self._x = torch.as_tensor(problem.data.public.x).to(numbers.device)
         self._known: dict[int, Tensor] = {}  # targets by view
         self._heat: float | None = None
@@ -98,6 +98,11 @@ class Views:
         if self._heat is None:  # one for all views
             self._heat = fitting_heat(found, self._settings.sharpen)
         return sharpened(found, self._heat)
+
+
+def labelled(settings: Distillation, of_training: str) -> int:
+    """Views that the teachers look at."""
+    return 1 if augmentation(settings, of_training) == "none" or not settings.same_views else settings.views
 
 
 def augmentation(settings: Distillation, of_training: str) -> str:

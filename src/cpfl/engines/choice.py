@@ -62,8 +62,6 @@ def short_of_memory(error: Exception) -> bool:
 
 def why_not_lanes(problem: Problem) -> str:
     """What keeps a model from being trained in lanes; empty: nothing. Found by trying two lanes of two samples."""
-    if problem.experiment.federation.late == "stale" or problem.experiment.federation.buffer:
-        return "its updates begin from models of different age, and a lane knows its cohort's newest only"
     data = problem.data
     module = models.fresh(problem.build, problem.experiment.seed, "init", data.transform.dtype).train()
     x = data.transform(torch.as_tensor(data.train.x[:2]))

@@ -6,10 +6,10 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from cpfl.experiment import interval
 from cpfl.federation.round_plan import Waste
 from cpfl.federation.stopping import ROUNDING
 from cpfl.models import State
+from cpfl.setting_types import interval
 
 
 @dataclass(frozen=True)

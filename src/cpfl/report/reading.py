@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cpfl.errors import CpflError, DamagedError
-from cpfl.experiment import Experiment, hours
+from cpfl.experiment import Experiment
 from cpfl.report.tables import MEASURES
 from cpfl.report.trail import Trail
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
+from cpfl.setting_types import hours
 
 NUMBERS = (*MEASURES, "cohorts", "seed", "cut_off")  # what every finished run must tell
 # What reading a damaged folder may raise; the last four come from valid JSON of a foreign shape.

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from cpfl.errors import RunFolderError
-from cpfl.experiment import Distillation, hours
+from cpfl.experiment import Distillation
 from cpfl.federation.stopping import ROUNDING
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
+from cpfl.setting_types import hours
 
 
 @dataclass(frozen=True)

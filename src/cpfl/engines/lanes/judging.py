@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
+from cpfl.engines.lanes.aged import Aged
 from cpfl.engines.lanes.keeping import Seen
 from cpfl.engines.lanes.plans import EMPTY
 from cpfl.engines.lanes.step import Bench, captured
@@ -31,9 +32,11 @@ class Complete:
     place: int
     weight: float  # of its clients together
     pace: float
-    size: int  # of the cohort
+    clients: int  # of the cohort
     participants: Sequence[int]
+    sizes: Sequence[int]  # training samples of each
     number: int
+    aged: Aged | None  # where updates are of different age
 
 
 @dataclass
@@ -93,7 +96,7 @@ class Judging:
         weights = torch.zeros(0, dtype=bench.dtype).numpy().dtype
         floats = ((self.models,), weights)
         self._sums = Inbox(device, places=((self.models,), np.int64), weights=floats, paces=floats, sizes=floats)
-        self._joined_VP = torch.zeros_like(self._params_VP) if bench.keeping.server.needs_all else None
+        self._joined_VP = torch.zeros_like(self._params_VP) if bench.keeping.one_by_one else None
         plan = {"plan": ((self.models, batch, 5), np.int8)} if self._augmented else {}
         self._samples = Inbox(device, rows=((self.models, batch), np.int32), **plan)
         self._make: Callable[[], None] = captured(self._aggregate, device)
@@ -106,13 +109,20 @@ class Judging:
         letter["weights"][:] = letter["paces"][:] = letter["sizes"][:] = 1
         for k, one in enumerate(rounds):
             letter["places"][k], letter["weights"][k] = one.place, one.weight
-            letter["paces"][k], letter["sizes"][k] = one.pace, one.size
+            letter["paces"][k], letter["sizes"][k] = one.pace, one.clients
         self._sums.send()
         who = upload(self._device, np.concatenate([np.asarray(one.participants, np.int64) for one in rounds]))
         if self._joined_VP is not None:
-            keeping = self._bench.keeping
-            for k, clients in enumerate(torch.split(who, [len(one.participants) for one in rounds])):
-                self._joined_VP[k] = keeping.server.join(keeping.models_MP.index_select(0, clients))
+            keeping, at = self._bench.keeping, 0
+            for k, one in enumerate(rounds):
+                models_KP = keeping.models_MP.index_select(0, who[at : at + len(one.participants)])
+                at += len(one.participants)
+                if one.aged is None:
+                    self._joined_VP[k] = keeping.server.join(models_KP)
+                else:
+                    newest_P = self._bench.models_NP[one.place]
+                    mean_P = one.aged.merged(keeping.server, one.participants, one.sizes, models_KP, newest_P)
+                    self._joined_VP[k] = mean_P
         self._make()
         seen = self._bench.keeping.seen(self._sums.there["places"], who)
         held = [self._held(one.participants, one.number) for one in rounds]

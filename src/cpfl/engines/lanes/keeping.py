@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cpfl import round_settings
 from cpfl.engines.lanes.stack import Layout
 from cpfl.experiment import Experiment
 from cpfl.federation import parts
@@ -27,6 +28,9 @@ class Keeping:
         self._layout, self._device = layout, device
         plain = type(self.server).receive is ServerPart.receive and not experiment.federation.update_norm
         self.receives = not plain  # clients' models count as something else than they are
+        # Updates of different age become one model by rules that must see all of them.
+        self.aged = bool(round_settings.aged(experiment.federation))
+        self.one_by_one = self.aged or self.server.needs_all
         clients, cohorts = experiment.clients + 1, experiment.cohorts + 1
 
         def rows(count: int, needed: bool) -> Tensor:
@@ -35,7 +39,7 @@ class Keeping:
         self.rows_MP = rows(clients, self.local.keeps_rows)  # a local part's, of clients
         self.means_NP = rows(cohorts, self.local.keeps_rows)  # their means
         self.moved_NP = rows(cohorts, self.local.keeps_rows)  # how far a round has moved them, in all
-        self.models_MP = rows(clients, self.server.needs_all)  # of clients that have ended
+        self.models_MP = rows(clients, self.one_by_one)  # of clients that have ended
         self.server_NP = {name: rows(cohorts, True) for name in self.server.memory}
 
     def load(self, sessions: Sequence[Session]) -> None:

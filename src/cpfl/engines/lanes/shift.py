@@ -13,11 +13,13 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from cpfl.engines.base import OnRound
+from cpfl.engines.lanes.aged import Aged
 from cpfl.engines.lanes.judging import Complete, Judging, Ticket
 from cpfl.engines.lanes.planners import Planners
 from cpfl.engines.lanes.plans import EMPTY, Task, draw, lay_out
@@ -34,8 +36,10 @@ Waiting = tuple[int, int, int, int, Task]  # what comes first; of equals, what w
 class Round:
     """A round of one cohort that is under way, or done and not judged yet."""
 
-    def __init__(self, session: Session, number: int, tasks: list[Task], following: list[Task]) -> None:
-        self.session, self.number = session, number
+    def __init__(
+        self, session: Session, number: int, tasks: list[Task], following: list[Task], aged: Aged | None
+    ) -> None:
+        self.session, self.number, self.aged = session, number, aged
         self.participants = [task.client for task in tasks]
         self.steps = {task.client: task.steps for task in tasks}
         self.following = following  # the next round's, planned ahead
@@ -101,10 +105,13 @@ class Shift:
 
     def _open(self, session: Session, number: int) -> None:
         """Queue a round's clients: early rounds come first, and of those the ones that last longest."""
-        tasks, following = self._work_of(session, number), self._work_of(session, number + 1)
+        tasks, following, aged = self._work_of(session, number), self._work_of(session, number + 1), None
         if not tasks:
             return
-        self._rounds[session.cohort] = Round(session, number, tasks, following)
+        if self._bench.keeping.aged:  # such rounds are known when they begin and no sooner
+            aged = Aged.of(session.open_round(), self._bench.layout, self._device)
+            tasks = [replace(task, round=aged.began(task.client)) for task in tasks]
+        self._rounds[session.cohort] = Round(session, number, tasks, following, aged)
         first = sorted(tasks, key=lambda task: -task.steps)
         self._planners.ask(first, self._sizes)
         self._planners.ask(following, self._sizes)
@@ -150,6 +157,12 @@ class Shift:
             self._tasks[lane], self._left[lane], self._at[lane] = task, task.steps, 0
             entering.append((lane, self._place[task.cohort], task.client, schedule.rate(self._settings, task.round)))
         self._lanes.fill(entering)
+        for lane, _, client, _ in entering if self._bench.keeping.aged else ():
+            task = self._tasks[lane]
+            assert task is not None
+            aged = self._rounds[task.cohort].aged
+            if aged is not None and client in aged.starts:
+                self._lanes.begin_from(lane, aged.starts[client])
 
     def _plan(self, task: Task, lane: int) -> None:
         data, settings = self._problem.data, self._settings
@@ -223,9 +236,11 @@ class Shift:
             self._open(round.session, round.number + 1)
 
     def _ready(self, round: Round) -> Complete:
-        pace = self._server.pace([(self._sizes[client], round.steps[client]) for client in round.participants])
-        place, size = self._place[round.session.cohort], len(round.session.clients)
-        return Complete(place, round.weight, pace, size, round.participants, round.number)
+        sizes = [self._sizes[client] for client in round.participants]
+        steps = [round.steps[client] for client in round.participants]
+        pace = 1.0 if round.aged else self._server.pace(list(zip(sizes, steps, strict=True)))
+        place, clients = self._place[round.session.cohort], len(round.session.clients)
+        return Complete(place, round.weight, pace, clients, round.participants, sizes, round.number, round.aged)
 
     def _close(self, rounds: list[Round], ticket: Ticket) -> None:
         """Tell the sessions; what one that stops has begun is dropped."""

@@ -127,13 +127,19 @@ class Lanes:
             self._send(self._incoming, entering[at : at + AT_ONCE])
             self._take_in()
 
+    def begin_from(self, lane: int, start_P: Tensor) -> None:
+        """A client that was taken in begins with this model instead of its cohort's newest."""
+        self.params_LP[lane] = start_P
+        if self._at.start is not None:
+            self._at.start[lane] = start_P
+
     def harvest(self, ended: Sequence[Line]) -> None:
         """Clients that have ended join the sums of their cohorts, always in the same order."""
         keeping, cohorts = self._bench.keeping, dict[int, list[Line]]()
         for line in ended:
             cohorts.setdefault(line[1], []).append(line)
         # Parts that keep something of every client want them one by one.
-        many = self.count + 1 if keeping.local.keeps_rows or keeping.server.needs_all else MANY
+        many = self.count + 1 if keeping.local.keeps_rows or keeping.one_by_one else MANY
         size = len(self._together.here["lanes"])
         for lines in cohorts.values():
             for at in range(0, len(lines) if len(lines) >= many else 0, size):
@@ -178,9 +184,9 @@ class Lanes:
             at = self._of(lanes)
             assert at.client is not None
             keeping.leave(keeping.local.leave(models_FP, at), at.client, clients, places)
-        if keeping.receives:
+        if keeping.receives and not keeping.aged:
             models_FP = keeping.server.receive(models_FP, bench.models_NP.index_select(0, places))
-        if keeping.server.needs_all:
+        if keeping.one_by_one:
             keeping.models_MP.index_copy_(0, clients, models_FP)
         else:
             sums_FP = bench.sums_NP.index_select(0, places).add_(models_FP.mul_(there["weights"][:, None]))
