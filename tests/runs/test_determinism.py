@@ -235,8 +235,11 @@ def test_the_lock_does_not_stay_with_forked_workers(tmp_path: Path, unbroken: Un
     shutil.copytree(unbroken(), path)
     folder, other = RunFolder.open(path), RunFolder.open(path)
     folder.lock()
-    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    forking = multiprocessing.get_context("fork")
+    there, end = forking.Event(), forking.Event()
+    worker = forking.Process(target=lambda: (there.set(), end.wait(60)), daemon=True)
     worker.start()
+    assert there.wait(60)
     try:
         folder.unlock()  # as the end of this process would
         other.lock()
