@@ -149,7 +149,7 @@ def _check(plan: Plan, where: Path, common: Mapping[str, Any], note: Callable[[s
     """Find what is wrong with any of the runs before the first one starts; the names of those that are finished."""
     if (where / "run.json").is_file():
         raise RunFolderError(f"{where} is a run, not a sweep: choose another --out")
-    check_engine(common.get("engine", "auto"))
+    check_engine(common.get("engine", "auto"), 0, common.get("cluster"))
     torch_device(common.get("device", "auto"))
     trackers.check(common.get("track", ()))
     finished = []
