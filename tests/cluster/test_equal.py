@@ -1,0 +1,44 @@
+"""The same experiment gives the same records on one process, one worker or two, moved or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import SMALL
+from tests.cluster.nodes import Nodes, same, settings, start
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_records_do_not_depend_on_the_number_of_workers(
+    cluster: Nodes, plain: Callable[..., Path], tmp_path: Path, workers: int
+) -> None:
+    out = tmp_path / "run"
+    place = ["--engine", "ray", "--address", cluster.address, "--workers", str(workers)]
+    process = start("run", "digits", *settings(SMALL), *place, "--out", out)
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    assert f"Ray: {workers} worker" in said
+    same(out, plain())
+    assert json.loads((out / "summary.json").read_text())["engine"] == "ray"
+
+
+def test_algorithms_that_remember_and_cohorts_that_wait_to_be_judged(
+    cluster: Nodes, plain: Callable[..., Path], tmp_path: Path
+) -> None:
+    """SCAFFOLD's rows travel with a cohort, and the rule joint judges in the driver between two legs."""
+    changes = {
+        "federation.local": "scaffold", "federation.momentum": 0, "stopping.rule": "joint", "stopping.every": 3,
+    }  # fmt: skip
+    out = tmp_path / "run"
+    words = settings({**SMALL, **changes})
+    process = start("run", "digits", *words, "--engine", "ray", "--address", cluster.address, "--out", out)
+    said, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, said
+    same(out, plain(**changes))
+    assert (out / "judgements.jsonl").read_text() == (plain(**changes) / "judgements.jsonl").read_text()
