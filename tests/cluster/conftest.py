@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.cluster.nodes import Nodes, cpfl, settings
 
 pytest.importorskip("ray", reason="a cluster needs Ray: pip install 'cpfl[ray]'")
@@ -17,7 +16,7 @@ SMALL: dict[str, Any] = {
     "cohorts": 4,
     "max_rounds": 12,
     "federation.local_epochs": 12,  # rounds that last long enough to be interrupted
-    "data.public_limit": 300,
+    "data.public_limit": 1500,  # two shards
     "distillation.epochs": 2,
     "checkpoint_seconds": 0,
 }

@@ -1,4 +1,4 @@
-"""A real Ray cluster on this machine: a head without CPUs and nodes with one each, every one a `ray start` of its own."""
+"""A real Ray cluster on this machine: a head without CPUs, nodes with one each, every one a `ray start`."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class Nodes:
         where = ["--head", f"--port={port}", f"--temp-dir={self._place}", "--include-dashboard=false"]
         self._start(*where, "--num-cpus=0")
 
-    def add(self) -> subprocess.Popen[bytes]:
-        """One more node."""
-        return self._start(f"--address={self.address}", "--num-cpus=1")
+    def add(self, **variables: str) -> subprocess.Popen[bytes]:
+        """One more node, with these environment variables."""
+        return self._start(f"--address={self.address}", "--num-cpus=1", **variables)
 
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, *words: str, **variables: str) -> subprocess.Popen[bytes]:
         common = ["--block", "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE}", "--disable-usage-stats"]
         with open(Path(self._place) / f"node-{len(self._processes)}.log", "wb") as log:
             process = subprocess.Popen(
                 [RAY, "start", *words, *common],
-                env={**os.environ, **QUIET}, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, **QUIET, **variables}, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)
         started = Path(log.name)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from tests.cluster.conftest import SMALL
 from tests.cluster.nodes import Nodes, same, settings, start
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from tests.cluster.conftest import SMALL
 from tests.cluster.nodes import Nodes, at_work, events, rounds, same, settings, start, until
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl.data.transform import NOWHERE, PAD, draw_plan
+from cpfl.distillation.shards import Shards
 from cpfl.distillation.targets import Chunks, Numbers, Teachers, joined
 from cpfl.experiment import Distillation
 from cpfl.problem import Problem
@@ -31,6 +32,7 @@ class Views:
         weights_NC: NDArray[np.float64],
         settings: Distillation,
         numbers: Numbers,
+        shards: Shards | None = None,  # others make the targets
     ) -> None:
         self._data, self._seed, self._settings, self._numbers = (
             problem.data,
@@ -38,7 +40,7 @@ class Views:
             settings,
             numbers,
         )
-        self._modules, self._teachers, self._weights = modules, teachers, weights_NC
+        self._modules, self._teachers, self._weights, self._shards = modules, teachers, weights_NC, shards
         own = problem.experiment.data.augment  # of the training images
         self._augment: str = own if settings.augment == "training" else settings.augment
         self._x = torch.as_tensor(problem.data.public.x).to(numbers.device)
@@ -53,7 +55,7 @@ class Views:
         else:
             seen = labelled = epoch % self._settings.views
         if labelled not in self._known:
-            self._known[labelled] = self._joined(labelled)
+            self._known[labelled] = self._targets_of(labelled)
         self._targets = _same_place(self._targets, self._known[labelled])
         if self._augment != "none":
             self._plan = _same_place(self._plan, self._drawn(seen))
@@ -74,9 +76,17 @@ class Views:
             plan[:, :2], plan[:, 2] = PAD, view % 2
         return torch.from_numpy(plan).to(self._numbers.device)
 
-    def _joined(self, view: int) -> Tensor:
+    def _targets_of(self, view: int) -> Tensor:
+        if self._shards is None:
+            return self.joined(view, 0, len(self._x))
+        return self._shards.joined(view, len(self._x), self._numbers.device)
+
+    def joined(self, view: int, first: int, last: int) -> Tensor:
+        """The targets of these samples as a view shows them."""
         plan = None if self._augment == "none" else self._drawn(view)
-        inputs = Chunks(len(self._x), lambda rows: self._inputs(rows, plan), self._numbers)
+        inputs = Chunks(
+            last - first, lambda rows: self._inputs(slice(first + rows.start, first + rows.stop), plan), self._numbers
+        )
         return joined(self._modules, self._teachers(), self._weights, inputs, self._settings)
 
 

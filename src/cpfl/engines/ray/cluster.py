@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cpfl.engines.ray import fitness
@@ -84,46 +85,54 @@ def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
             else f"{where} has no {kind} for a worker: it has {_told(there)}"
         )
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    _check(nodes, place)
+    _check_code()
+    if place.node_data:
+        remedy = "or leave it out and the data travel through Ray"
+        seen(place.node_data, f"--node-data {place.node_data}", remedy)
     dashboard = ray._private.worker.get_dashboard_url()
     link = f"http://{dashboard}" if dashboard else ""
     return Cluster(min(wanted, cohorts), 1.0, place.gpu_share if on_gpus else 0.0, len(nodes), link, ours)
 
 
-def _check(nodes: list[dict[str, Any]], place: Place) -> None:
-    """Ask every node that could hold a worker what it has."""
-    able = [node for node in nodes if node["Resources"].get("CPU") or node["Resources"].get("GPU")]
-    here = fitness.fitness(place.node_data)
-    cloudpickle.register_pickle_by_value(fitness)  # a node with another cpfl, or none, must be able to answer
-    ask = ray.remote(fitness.fitness)
-    asked = {
-        ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-            place.node_data
-        ): node
-        for node in able
-    }
-    for answer, node in asked.items():
-        name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-        try:
-            found: fitness.Fitness = ray.get(answer, timeout=LOOK_SECONDS)
-        except ray.exceptions.RayError as error:
-            raise ClusterError(f"node {name} of the Ray cluster does not answer: {type(error).__name__}") from None
+def seen(path: str, name: str, remedy: str = "or a shared file system") -> None:
+    """Every node sees a file or folder."""
+    for node, found in _asked(path):
+        if not found["seen"]:
+            raise ClusterError(
+                f"node {node} of the Ray cluster does not see {name}: give a folder that is there on every node, {remedy}"
+            )
+
+
+def _check_code() -> None:
+    """Every node has the driver's cpfl and what it stands on."""
+    here = fitness.fitness("")
+    for node, found in _asked(""):
         for key in ("cpfl", "torch", "numpy"):
             if found[key] != here[key]:
                 raise ClusterError(
-                    f"node {name} of the Ray cluster has {key} {found[key]}, this driver has {here[key]}: "
+                    f"node {node} of the Ray cluster has {key} {found[key]}, this driver has {here[key]}: "
                     "install the same on all nodes"
                 )
         if found["code"] != here["code"]:
             raise ClusterError(
-                f"node {name} of the Ray cluster has cpfl {found['cpfl']} with other code than this driver's: "
+                f"node {node} of the Ray cluster has cpfl {found['cpfl']} with other code than this driver's: "
                 "install the same on all nodes"
             )
-        if not found["folder"]:
-            raise ClusterError(
-                f"node {name} of the Ray cluster does not see --node-data {place.node_data}: give a folder that is "
-                "there on every node, or leave it out and the data travel through Ray"
-            )
+
+
+def _asked(path: str) -> Iterator[tuple[str, fitness.Fitness]]:
+    """What every node that could hold a worker has."""
+    cloudpickle.register_pickle_by_value(fitness)  # a node with another cpfl, or none, must be able to answer
+    ask = ray.remote(fitness.fitness)
+    able = [n for n in ray.nodes() if n["Alive"] and (n["Resources"].get("CPU") or n["Resources"].get("GPU"))]
+    there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in able]
+    answers = [ask.options(num_cpus=0, scheduling_strategy=where).remote(path) for where in there]
+    for node, answer in zip(able, answers, strict=True):
+        name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+        try:
+            yield name, ray.get(answer, timeout=LOOK_SECONDS)
+        except RayError as error:
+            raise ClusterError(f"node {name} of the Ray cluster does not answer: {type(error).__name__}") from None
 
 
 def _told(resources: dict[str, float]) -> str:

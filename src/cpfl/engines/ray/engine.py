@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -67,9 +67,13 @@ class RayEngine:
             self.close()
             raise
 
-    def spread(self, function: Callable[[Problem, Any, Any], R], pieces: Sequence[Any]) -> list[R]:
-        """What `function(problem, device, piece)` makes of each piece, on the workers; pieces of one that dies are
-        done by others, or by the driver itself if none is left."""
+    def share(self, items: Iterable[Any]) -> list[Any]:
+        """Have items in the object store, from where every node fetches them once."""
+        return [ray.put(item) for item in items]
+
+    def spread(self, job: Callable[..., R], shared: list[Any], pieces: Sequence[Any]) -> list[R]:
+        """What `job(problem, device, shared, piece)` makes of each piece, on the workers; the pieces of one that dies
+        are done by the others."""
         answers: dict[int, R] = {}
         left = list(range(len(pieces)))
         while left:
@@ -77,7 +81,7 @@ class RayEngine:
             hands = self._hands.ready
             if not hands:
                 raise ClusterError("no worker of the Ray cluster is left: resume the run when there are some")
-            asked = [(k, hands[k % len(hands)].actor.apply.remote(function, pieces[k])) for k in left]
+            asked = [(k, hands[k % len(hands)].actor.apply.remote(job, shared, pieces[k])) for k in left]
             for k, answer in asked:
                 try:
                     answers[k] = ray.get(answer)
@@ -85,6 +89,7 @@ class RayEngine:
                     raise error.cause if isinstance(error.cause, CpflError) else error from None
                 except RayActorError:
                     self._note(f"a worker died: piece {k + 1} of {len(pieces)} is done again elsewhere")
+                    self._hands.hear(LISTEN_SECONDS)
             left = [k for k in left if k not in answers]
         return [answers[k] for k in range(len(pieces))]
 
@@ -114,7 +119,7 @@ class Federation:
         self._deaths = dict.fromkeys(self._going, 0)
         self._told = 0.0
         self._alone = time.monotonic()
-        self._restarts: dict[int, int] = {}  # rounds of cohorts that are to be run again, by cohort
+        self._moved = 0  # cohorts that a free worker has taken over
 
     def work(self) -> None:
         """Until every session is idle."""
@@ -127,7 +132,8 @@ class Federation:
             for hand, why in dead:
                 self._bury(hand, why)
             self._steal()
-            self._tell()
+            self._tell(LISTEN_SECONDS)
+        self._tell(0.0)
 
     def _cost(self, cohort: int) -> float:
         return packing.cost(self._samples[cohort], self._going[cohort].round)
@@ -160,6 +166,7 @@ class Federation:
         if isinstance(letter, Left):
             self._release(hand, letter.cohort)
             self._waiting.add(letter.cohort)
+            self._moved += 1
             return
         session = self._going[letter.cohort]
         if letter.round == session.round + 1:
@@ -210,10 +217,10 @@ class Federation:
             self._hands.ask_back(hands[found[0]], found[1])
             free -= 1
 
-    def _tell(self) -> None:
+    def _tell(self, seconds: float) -> None:
         """Who does what, for those who look on."""
         now = time.monotonic()
-        if now - self._told < LISTEN_SECONDS:
+        if now - self._told < seconds:
             return
         self._told = now
         rows = [
@@ -225,7 +232,7 @@ class Federation:
             }
             for hand in self._hands.ready
         ]
-        self._engine.on_load({"workers": rows, "dashboard": self._engine.cluster.dashboard})
+        self._engine.on_load({"workers": rows, "moved": self._moved, "dashboard": self._engine.cluster.dashboard})
 
 
 def _samples_a_round(problem: Problem, cohort: int) -> float:

@@ -12,9 +12,9 @@ from typing import Any
 Fitness = dict[str, Any]
 
 
-def fitness(folder: str) -> Fitness:
-    """Versions of packages, a checksum of cpfl's own code, and whether a folder is seen."""
-    found: Fitness = {"folder": not folder or os.path.isdir(folder)}
+def fitness(path: str) -> Fitness:
+    """Versions of packages, a checksum of cpfl's own code, and whether a path is seen."""
+    found: Fitness = {"seen": not path or os.path.exists(path)}
     for name in ("cpfl", "torch", "numpy"):
         try:
             found[name] = importlib.metadata.version(name)

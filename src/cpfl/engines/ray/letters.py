@@ -1,7 +1,5 @@
 """What travels between driver and workers: sessions on their way out, closed rounds on their way back.
-
-Models travel as arrays of their own: a tensor that is a view would bring all that it looks at, and one on a device
-could not be read elsewhere.
+Models travel as arrays.
 """
 
 from __future__ import annotations
@@ -9,13 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from cpfl.federation.memory import Memory
 from cpfl.federation.session import Outcome, Session
-from cpfl.models import State
+from cpfl.models import from_arrays, to_arrays
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -61,39 +57,29 @@ Letter = Done | Left | Trouble
 def charge(session: Session) -> Charge:
     """A session as it is now."""
     states, numbers = session.state()
-    return Charge(session.cohort, {kind: arrays(state) for kind, state in states.items()}, numbers)
+    return Charge(session.cohort, {kind: to_arrays(state) for kind, state in states.items()}, numbers)
 
 
 def put(charged: Charge, session: Session) -> None:
     """Bring a new session to where the driver's is."""
-    session.restore({kind: tensors(state) for kind, state in charged.states.items()}, charged.numbers)
+    session.restore({kind: from_arrays(state) for kind, state in charged.states.items()}, charged.numbers)
 
 
 def done(cohort: int, round: int, outcome: Outcome) -> Done:
     """For the way back."""
     memory = outcome.memory
     kept = (
-        {name: arrays(state) for name, state in memory.cohort.items()},
-        {client: arrays(state) for client, state in memory.clients.items()},
+        {name: to_arrays(state) for name, state in memory.cohort.items()},
+        {client: to_arrays(state) for client, state in memory.clients.items()},
     )
-    return Done(cohort, round, replace(outcome, model={}, memory=Memory()), arrays(outcome.model), kept)
+    return Done(cohort, round, replace(outcome, model={}, memory=Memory()), to_arrays(outcome.model), kept)
 
 
 def outcome(letter: Done) -> Outcome:
     """As the engine of the worker had it."""
     cohort, clients = letter.memory
     memory = Memory(
-        {name: tensors(state) for name, state in cohort.items()},
-        {client: tensors(state) for client, state in clients.items()},
+        {name: from_arrays(state) for name, state in cohort.items()},
+        {client: from_arrays(state) for client, state in clients.items()},
     )
-    return replace(letter.outcome, model=tensors(letter.model), memory=memory)
-
-
-def arrays(state: State) -> Arrays:
-    """Tensors as arrays in host memory."""
-    return {name: value.detach().cpu().contiguous().numpy() for name, value in state.items()}
-
-
-def tensors(state: Arrays) -> State:
-    """Arrays as tensors; copies, for what Ray hands out is read-only and held for as long as it is looked at."""
-    return {name: torch.from_numpy(np.array(value)) for name, value in state.items()}
+    return replace(letter.outcome, model=from_arrays(letter.model), memory=memory)

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from cpfl.cohorts import CohortPlan
 from cpfl.data.federated import Given
 from cpfl.data.sources import search_roots
-from cpfl.engines.ray.letters import Arrays, arrays, tensors
+from cpfl.engines.ray.letters import Arrays
 from cpfl.errors import DataError, SettingError
 from cpfl.experiment import GIVEN, Experiment
+from cpfl.models import from_arrays, to_arrays
 from cpfl.problem import Problem, prepare
 
 
@@ -51,9 +52,9 @@ def packed(problem: Problem, folder: str) -> Shipped:
     for key, name in named.items():
         if name == GIVEN:
             raise SettingError(f"--node-data {folder} cannot hold your own {key}, given in Python: leave it out")
-    starts = {cohort: arrays(own.start) for cohort, own in problem.others.items()}
+    starts = {cohort: to_arrays(own.start) for cohort, own in problem.others.items()}
     return Recipe(
-        folder, experiment, problem.plan, arrays(problem.start), starts, problem.label_counts, problem.fingerprint()
+        folder, experiment, problem.plan, to_arrays(problem.start), starts, problem.label_counts, problem.fingerprint()
     )
 
 
@@ -66,5 +67,5 @@ def unpacked(shipped: Shipped) -> Problem:
     for name, digest in shipped.fingerprint.items():
         if found[name] != digest:
             raise DataError(f"the {name} data in --node-data {shipped.folder} are not the driver's: checksums differ")
-    others = {cohort: replace(own, start=tensors(shipped.starts[cohort])) for cohort, own in problem.others.items()}
-    return replace(problem, start=tensors(shipped.start), others=others, label_counts=shipped.label_counts)
+    others = {cohort: replace(own, start=from_arrays(shipped.starts[cohort])) for cohort, own in problem.others.items()}
+    return replace(problem, start=from_arrays(shipped.start), others=others, label_counts=shipped.label_counts)

@@ -11,15 +11,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ray
 import torch
 
+from cpfl import models
 from cpfl.engines.ray import letters
 from cpfl.engines.ray.letters import Charge, Letter, Trouble
 from cpfl.engines.ray.mirror import Mirror
 from cpfl.engines.ray.shipping import Shipped, unpacked
 from cpfl.engines.workers.crew import keep_memory
 from cpfl.errors import CpflError
-from cpfl.problem import Problem
 
 MOST = 64  # letters in one answer
 
@@ -88,9 +89,10 @@ class Worker:
             elapsed, self._since = now - self._since, now
         return found, min(1.0, share / elapsed) if elapsed else 0.0
 
-    def apply(self, function: Callable[[Problem, torch.device, Any], Any], piece: Any) -> Any:
-        """Do something else than training with the problem, here."""
-        return function(self._problem, self._device, piece)
+    def apply(self, job: Callable[..., Any], shared: list[Any], piece: Any) -> Any:
+        """Do something else than training with the problem; what is shared is fetched one item after the other."""
+        with models.threads(1):
+            return job(self._problem, self._device, lambda: map(ray.get, shared), piece)
 
     def _live(self) -> None:
         while True:
