@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from cpfl.distillation.student import EpochRecord
 from cpfl.engines import choice
 from cpfl.engines.base import Engine
 from cpfl.engines.ray import Place
-from cpfl.errors import SettingError
+from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
 from cpfl.experiment import GIVEN, Experiment
 from cpfl.federation.session import Closed, Session
@@ -275,7 +277,8 @@ def _look_at(engine: Any, folder: RunFolder, watcher: method.Watcher) -> None:
     shown = getattr(watcher, "on_workers", lambda load: None)
 
     def on_load(load: dict[str, Any]) -> None:
-        files.write_json(folder.workers(), load)
+        with contextlib.suppress(RunFolderError):  # nobody's run ends for want of a display
+            files.write_atomic(folder.workers(), json.dumps(load).encode(), lasting=False)
         shown(load)
 
     engine.on_event, engine.on_load = folder.log, on_load

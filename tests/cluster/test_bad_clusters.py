@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.nodes import Nodes, cpfl
+from tests.conftest import Command
 
 import cpfl as package
 
@@ -36,8 +37,11 @@ def refused(tmp_path: Path, *words: str | Path) -> str:
         (["--engine", "ray", "--gpu-share", "1.5"], "--gpu-share 1.5 is not allowed: more than 0 and at most 1"),
     ],
 )
-def test_what_needs_no_cluster_to_be_seen(tmp_path: Path, words: list[str], said: str) -> None:
-    assert said in refused(tmp_path, *words)
+def test_what_needs_no_cluster_to_be_seen(cpfl_command: Command, tmp_path: Path, words: list[str], said: str) -> None:
+    answer = cpfl_command("run", "digits", *words, "--out", tmp_path / "run")
+    assert answer.code == 2
+    assert said in answer.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_no_cluster_at_the_address(tmp_path: Path) -> None:

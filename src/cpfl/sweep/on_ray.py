@@ -91,7 +91,7 @@ class Hall:
         found, words = self._found, dict(common)
         if size > 1:  # the task is the run's driver and needs no slot itself
             words |= {"engine": "ray", "workers": size, "cluster": self._place}
-            share = {"num_cpus": 0}
+            share = {"num_cpus": 0.0}
         else:
             words |= {"engine": "lanes" if found.gpus else "workers", "workers": 1, "cluster": None}
             share = {"num_cpus": found.cpus, "num_gpus": found.gpus}

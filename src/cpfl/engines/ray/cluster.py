@@ -99,7 +99,7 @@ def seen(path: str, name: str, remedy: str = "or a shared file system") -> None:
     for node, found in _asked(path):
         if not found["seen"]:
             raise ClusterError(
-                f"node {node} of the Ray cluster does not see {name}: give a folder that is there on every node, {remedy}"
+                f"node {node} of the Ray cluster does not see {name}: give a folder that every node sees, {remedy}"
             )
 
 
