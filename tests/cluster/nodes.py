@@ -15,8 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-RAY = Path(sys.executable).with_name("ray")
+# `ray start`, but nobody beyond this machine can reach it: Ray would take another address for 127.0.0.1.
+START = """
+from ray._private import services
+services.resolve_ip_for_localhost = lambda host: host
+from ray.scripts.scripts import main
+main()
+"""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+LOOPBACK = {**QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the same, for drivers
 UP_SECONDS = 120.0
 STORE = 80 * 2**20  # bytes of a node's object store: the smallest that Ray takes
 
@@ -52,7 +59,7 @@ class Nodes:
         common = ["--block", "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE}", "--disable-usage-stats"]
         with open(Path(self._place) / f"node-{len(self._processes)}.log", "wb") as log:
             process = subprocess.Popen(
-                [RAY, "start", *words, *common],
+                [sys.executable, "-c", START, "start", *words, *common],
                 env={**os.environ, **QUIET, **variables}, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)
@@ -86,7 +93,7 @@ def cpfl(*words: str | Path) -> list[str]:
 def start(*words: str | Path) -> subprocess.Popen[str]:
     """In the background."""
     return subprocess.Popen(
-        cpfl(*words), env={**os.environ, **QUIET}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        cpfl(*words), env={**os.environ, **LOOPBACK}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cluster.nodes import Nodes, cpfl
+from tests.cluster.nodes import LOOPBACK, Nodes, cpfl
 from tests.conftest import Command
 
 import cpfl as package
@@ -19,7 +20,7 @@ def refused(tmp_path: Path, *words: str | Path) -> str:
     out = tmp_path / "run"
     answer = subprocess.run(
         cpfl("run", "digits", "--set", "max_rounds=2", *words, "--out", out),
-        capture_output=True, text=True, timeout=200,
+        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert answer.returncode == 2, answer.stderr
     assert not out.exists()

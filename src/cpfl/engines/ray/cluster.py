@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -47,8 +48,8 @@ def connect(place: Place) -> bool:
         return False
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not place.address:
-        with _signals():
-            ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+        with _signals(), _loopback():
+            ray.init(address="local", include_dashboard=False, **options)
         return True
     if place.address != "auto":
         host, _, port = place.address.rpartition(":")
@@ -138,6 +139,23 @@ def _asked(path: str) -> Iterator[tuple[str, fitness.Fitness]]:
 def _told(resources: dict[str, float]) -> str:
     found = [f"{resources[key]:g} {key}" for key in ("CPU", "GPU") if key in resources]
     return " and ".join(found) or "neither CPUs nor GPUs"
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """A cluster of this machine alone listens on loopback alone, as Ray has it on systems without clusters."""
+    key, constants = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    chosen = os.environ.get(key)
+    os.environ[key] = "0"  # for the processes of the cluster
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+        if chosen is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = chosen
 
 
 @contextlib.contextmanager

@@ -54,6 +54,8 @@ class RayEngine:
             raise
         self._end = weakref.finalize(self, _end, self._hands, ours)
         note(self._sentence())
+        for text in {text for hand in self._hands.ready for text in hand.facts["said"]}:
+            note(text)
 
     def close(self) -> None:
         """Let the workers go, and the cluster if it was begun for this engine."""

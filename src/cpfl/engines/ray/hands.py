@@ -68,12 +68,15 @@ class Hands:
         waiting = [hand.opening for hand in self.there]
         ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=FIRST_SECONDS)
         for opening in ready:
+            hand = self._asked.pop(opening)
             try:
-                ray.get(opening)
+                hand.facts = ray.get(opening)
+                self._listen(hand)
             except RayTaskError as error:
                 raise error.cause if isinstance(error.cause, CpflError) else error from None
             except RayActorError as error:
-                raise ClusterError(f"a worker of the Ray cluster does not start: {_line(error)}") from None
+                last = (str(error).strip().splitlines() or [""])[-1]
+                raise ClusterError(f"a worker of the Ray cluster does not start: {last}") from None
         if late:
             raise ClusterError(
                 f"{len(late)} of {len(waiting)} workers found no room on the Ray cluster in {FIRST_SECONDS:.0f} s, "
@@ -120,8 +123,11 @@ class Hands:
                 letters, hand.busy = found
                 if letters:
                     heard.append((hand, letters))
-            self._asked[hand.actor.letters.remote(WAIT_SECONDS)] = hand
+            self._listen(hand)
         return heard, dead
+
+    def _listen(self, hand: Hand) -> None:
+        self._asked[hand.actor.letters.remote(WAIT_SECONDS)] = hand
 
     def give(self, hand: Hand, charges: Sequence[Charge]) -> None:
         """Cohorts to train."""

@@ -99,10 +99,11 @@ class Worker:
             with self._changed:
                 while not self._new:
                     self._changed.wait()
-                charges, self._new = self._new, []
                 self._training, self._began = True, time.monotonic()
             try:
-                self._train(charges)
+                sessions: list[Mirror] = []
+                while sessions := self._next(sessions):
+                    self._engine.federate(sessions, lambda session, closed: None)
             except CpflError as error:
                 self._letters.put(Trouble(error, ""))
             except BaseException:
@@ -111,20 +112,15 @@ class Worker:
                 self._training = False
                 self._busy += time.monotonic() - max(self._began, self._since)
 
-    def _train(self, charges: list[Charge]) -> None:
-        """Until all have stopped or left; those that only paused for others to join go on with them."""
-        sessions = [self._session(charge) for charge in charges]
+    def _next(self, sessions: list[Mirror]) -> list[Mirror]:
+        """Those that only paused for others to join, and those; none when all have stopped or left."""
         with self._changed:
-            self._sessions = {session.cohort: session for session in sessions}
-        while sessions:
-            self._engine.federate(sessions, lambda session, closed: None)
-            with self._changed:
-                for session in sessions:
-                    session.settle()
-                sessions = [session for session in sessions if not session.idle]
-                sessions += [self._session(charge) for charge in self._new]
-                self._new = []
-                self._sessions = {session.cohort: session for session in sessions}
+            for session in sessions:
+                session.settle()
+            going = [session for session in sessions if not session.idle]
+            going += [self._session(charge) for charge in self._new]
+            self._new, self._sessions = [], {session.cohort: session for session in going}
+            return going
 
     def _session(self, charge: Charge) -> Mirror:
         session = self._problem.session(charge.cohort, Mirror)
