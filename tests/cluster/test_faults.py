@@ -13,7 +13,7 @@ from tests.cluster.conftest import SMALL
 from tests.cluster.nodes import Nodes, at_work, events, rounds, same, settings, start, until
 
 pytestmark = pytest.mark.cluster
-LONG = {**SMALL, "max_rounds": 40}
+LONG = {**SMALL, "max_rounds": 24}
 
 
 def begun(cluster: Nodes, out: Path, workers: int = 2) -> subprocess.Popen[str]:
@@ -26,7 +26,7 @@ def begun(cluster: Nodes, out: Path, workers: int = 2) -> subprocess.Popen[str]:
 def ended(process: subprocess.Popen[str], out: Path, plain: Callable[..., Path]) -> str:
     said, _ = process.communicate(timeout=250)
     assert process.returncode == 0, said
-    same(out, plain(max_rounds=40))
+    same(out, plain(max_rounds=24))
     return said
 
 
@@ -60,7 +60,7 @@ def test_the_driver_is_killed_and_resumed(cluster: Nodes, plain: Callable[..., P
     process.kill()
     process.communicate(timeout=30)
     before = sum(map(len, rounds(out).values()))
-    assert 0 < before < 160
+    assert 0 < before < 96
     process = start("resume", out, "--address", cluster.address)
     said = ended(process, out, plain)
     assert "going on after" in said
