@@ -1,6 +1,7 @@
 """What does a large population cost? Planning it, its memory, and a round of the same few participants.
 
 python benchmarks/population.py --out results/population.json 10000 100000 1000000
+python benchmarks/population.py --each 2 --budget 6 --draw curve.png --out ten.json 10000 100000 1000000 10000000
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import numpy as np
 import torch
 
@@ -27,15 +29,27 @@ from cpfl.problem import prepare
 from cpfl.runs.folder import RunFolder
 
 PARTICIPANTS = 100
-EACH = 20  # samples a client
 
 
-def measure(clients: int, rounds: int) -> dict[str, Any]:
-    """One population, in a process of its own."""
-    rng = np.random.default_rng(0)
-    count = clients * EACH
-    owner = np.repeat(np.arange(clients), EACH)
-    x, y = rng.integers(0, 256, (count, 1, 8, 8), np.uint8), rng.integers(0, 10, count)
+def drawn(place: Path, clients: int, each: int) -> tuple[Any, Any, Any]:
+    """Samples, labels and owners of a population, on disk and memory-mapped."""
+    rng, count = np.random.default_rng(0), clients * each
+    x = np.lib.format.open_memmap(place / "x.npy", "w+", np.uint8, (count, 1, 8, 8))
+    for at in range(0, count, 10**6):
+        x[at : at + 10**6] = rng.integers(0, 256, (min(10**6, count - at), 1, 8, 8), np.uint8)
+    np.save(place / "y.npy", rng.integers(0, 10, count))
+    np.save(place / "owner.npy", np.repeat(np.arange(clients), each))
+    del x
+    found = [np.load(place / f"{name}.npy", mmap_mode="r") for name in ("x", "y", "owner")]
+    return found[0], found[1], found[2]
+
+
+def measure(clients: int, rounds: int, each: int, budget: float, place: Path) -> dict[str, Any]:
+    """One population, in a process of its own that gets no more private memory than the budget."""
+    x, y, owner = drawn(place, clients, each)
+    count = len(x)
+    if budget:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(budget * 1e9), int(budget * 1e9)))
     some = as_samples(x[:1000], y[:1000])
     given = Given(as_samples(x, y, {"owner": owner}), some, some)
     settings = {
@@ -50,6 +64,7 @@ def measure(clients: int, rounds: int) -> dict[str, Any]:
         folder = RunFolder.create(Path(place) / "run", experiment, describe(problem, None))
         sessions = method.plan(problem)
         planned = time.perf_counter() - began
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         engine = choice.engine("workers", problem, torch.device("cpu"), print, workers=1)
         watch = Stopwatch(4, rounds + 3)
         method.federate(problem, sessions, folder, engine, watch)
@@ -59,8 +74,9 @@ def measure(clients: int, rounds: int) -> dict[str, Any]:
         "samples": count,
         "planned_seconds": planned,
         "microseconds_per_sample": 1e6 * (watch.ended - watch.began) / watch.samples,
-        "host_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "host_memory_gb": peak / 1e6,
         "of_it_before_planning_gb": before / 1e6,
+        "budget_gb": budget,
     }
 
 
@@ -68,17 +84,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--each", type=int, default=20, help="samples a client")
+    parser.add_argument("--budget", type=float, default=0, help="GB of private memory; 0: no limit")
+    parser.add_argument("--draw", type=Path, help="a picture of the curve")
     parser.add_argument("clients", nargs="+", type=int)
     words = parser.parse_args()
     if words.out is None:
-        print(json.dumps(measure(words.clients[0], words.rounds)))
+        with tempfile.TemporaryDirectory() as place:
+            print(json.dumps(measure(words.clients[0], words.rounds, words.each, words.budget, Path(place))))
         return
     rows = []
     for clients in words.clients:
-        command = [sys.executable, __file__, "--rounds", str(words.rounds), str(clients)]
+        command = [sys.executable, __file__, "--rounds", str(words.rounds), "--each", str(words.each)]
+        command += ["--budget", str(words.budget), str(clients)]
         rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         print(rows[-1], flush=True)
         words.out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=2) + "\n")
+    if words.draw:
+        draw(rows, words.draw)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Seconds and memory of planning over the number of clients."""
+    pairs = (("planned_seconds", "seconds to plan"), ("host_memory_gb", "GB of memory at most, mapped files included"))
+    charts = [
+        alt.Chart(alt.Data(values=rows), width=320, height=220)
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("clients:Q", scale=alt.Scale(type="log")),
+            y=alt.Y(f"{key}:Q", title=title, scale=alt.Scale(type="log")),
+        )
+        for key, title in pairs
+    ]
+    alt.hconcat(*charts).save(path, scale_factor=2)
 
 
 if __name__ == "__main__":

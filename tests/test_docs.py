@@ -19,6 +19,7 @@ ELSEWHERE = {
     "run in tests/cli/test_data.py with a folder of its own": ROOT / "tests/cli/test_data.py",
     "run in tests/federation/test_parts.py with my_parts.py": ROOT / "tests/federation/test_parts.py",
     "needs real CIFAR-10; run in tests/test_real_data.py where it is there": ROOT / "tests/test_real_data.py",
+    "run in tests/cluster/test_equal.py where Ray is installed": ROOT / "tests/cluster/test_equal.py",
     "run in tests/deploy/test_commands.py": ROOT / "tests/deploy/test_commands.py",
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import torch
 from cpfl import experiment_file, method, trackers
 from cpfl.distillation.student import EpochRecord
 from cpfl.engines import choice
-from cpfl.errors import SettingError
+from cpfl.engines.base import Engine
+from cpfl.engines.ray import Place
+from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
 from cpfl.experiment import GIVEN, Experiment
 from cpfl.federation.session import Closed, Session
@@ -107,6 +111,7 @@ def run(
     engine: str = "auto",
     device: str = "auto",
     workers: int = 0,
+    cluster: Place | None = None,
     watcher: method.Watcher | None = None,
     track: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
@@ -115,6 +120,7 @@ def run(
 
     `train` and `test` are (inputs, labels) or (inputs, labels, {column: values}); `public` is inputs alone.
     `workers` processes train on a CPU, else one for each core; outcomes do not depend on their number.
+    `cluster` says where the engine ray works: Place("host:6379"); without one, on this machine.
     `track` names trackers that follow the run: tensorboard, mlflow, wandb.
     """
     trackers.check(track)
@@ -126,7 +132,8 @@ def run(
     }
     chosen = experiment_file.with_settings(chosen, replaced)
     place = torch_device(device)
-    check_engine(engine, workers)
+    cluster = cluster or Place(device=device)
+    check_engine(engine, workers, cluster)
     path = Path(out) if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)
     chosen = absolute(chosen)
@@ -134,8 +141,17 @@ def run(
     looking = watcher or Silent()
     problem = prepare_named(chosen, data, model, given_arrays(train, test, public), looking.on_note)
     looking.on_note(estimate(problem, place).sentence(chosen))
-    folder = RunFolder.create(path, chosen, describe(problem, data))
-    return _go(problem, folder, engine, place, workers, looking, track, "started")
+
+    def making() -> Engine:
+        return choice.engine(engine, problem, place, looking.on_note, workers, cluster)
+
+    made = making() if engine == "ray" else None  # what is wrong with a cluster is told before anything is written
+    try:
+        folder = RunFolder.create(path, chosen, describe(problem, data))
+    except BaseException:
+        _close(made)
+        raise
+    return _go(problem, folder, making if made is None else lambda: made, place, looking, track, "started")
 
 
 def resume(
@@ -149,6 +165,7 @@ def resume(
     engine: str = "",
     device: str = "auto",
     workers: int = 0,
+    cluster: Place | None = None,
     watcher: method.Watcher | None = None,
     track: Sequence[str] = (),
 ) -> Run:
@@ -159,10 +176,15 @@ def resume(
         return Run(folder.path)
     place = torch_device(device)
     engine = engine or folder.engine() or "auto"  # the one it began with: another one differs by rounding
-    check_engine(engine, workers)
+    cluster = cluster or Place(device=device)
+    check_engine(engine, workers, cluster)
     looking = watcher or Silent()
     problem = reopen(folder, data, model, given_arrays(train, test, public), looking.on_note)
-    return _go(problem, folder, engine, place, workers, looking, track, "resumed")
+
+    def making() -> Engine:
+        return choice.engine(engine, problem, place, looking.on_note, workers, cluster)
+
+    return _go(problem, folder, making, place, looking, track, "resumed")
 
 
 def distill(
@@ -221,15 +243,14 @@ def new_name(experiment: Experiment) -> str:
 def _go(
     problem: Problem,
     folder: RunFolder,
-    engine: str,
+    making: Callable[[], Engine],
     device: torch.device,
-    workers: int,
     watcher: method.Watcher,
     track: Sequence[str],
     event: str,
 ) -> Run:
     tracking = [trackers.Tracking(name, folder, watcher.on_note) for name in track]
-    summary = None
+    summary, worker = None, None
     folder.lock()
     try:
         if not folder.model("start").is_file():
@@ -237,12 +258,33 @@ def _go(
         for cohort, own in problem.others.items():
             if not folder.own_start(cohort).is_file():
                 files.save_tensors(folder.own_start(cohort), own.start, {"round": 0, "clock": 0.0})
-        worker = choice.engine(engine, problem, device, watcher.on_note, workers)
+        worker = making()
+        if worker.name == "ray":
+            _look_at(worker, folder, watcher)
         folder.log(event, engine=worker.name, device=str(device))
         summary = method.cpfl(problem, folder, worker, device, _Together(watcher, *tracking))
         folder.log("finished")
     finally:
+        _close(worker)
         for tracker in tracking:
             tracker.on_end(summary)
         folder.unlock()
     return Run(folder.path)
+
+
+def _look_at(engine: Any, folder: RunFolder, watcher: method.Watcher) -> None:
+    """What happens on a cluster is worth a line in the run's log, and who does what a small file."""
+    shown = getattr(watcher, "on_workers", lambda load: None)
+
+    def on_load(load: dict[str, Any]) -> None:
+        with contextlib.suppress(RunFolderError):  # nobody's run ends for want of a display
+            files.write_atomic(folder.workers(), json.dumps(load).encode(), lasting=False)
+        shown(load)
+
+    engine.on_event, engine.on_load = folder.log, on_load
+
+
+def _close(engine: Any) -> None:
+    """Let go of what an engine holds, if it holds anything."""
+    if engine is not None and hasattr(engine, "close"):
+        engine.close()

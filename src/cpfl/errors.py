@@ -6,6 +6,7 @@ CpflError                 one clear sentence, exit code 2
 ├── ModelError            a model that does not fit the data
 ├── DivergedError         a client's loss is not a number (cohort, client, round)
 ├── PrivacyError          a sum over clients that would tell of one of them, or cannot be made
+├── ClusterError          a Ray cluster that is not there, lacks something, or has lost its workers
 ├── StalledError          a cohort of a real fleet in which nobody answers
 ├── SweepError            runs of a sweep that failed while others went well, exit code 1
 └── RunFolderError        a run folder that is missing, foreign, busy or on a full disk
@@ -52,6 +53,10 @@ class DivergedError(CpflError):
 
 class PrivacyError(CpflError):
     """A sum over clients that would tell of a single one, or that cannot be made."""
+
+
+class ClusterError(CpflError):
+    """A Ray cluster that cannot be reached or cannot do the work."""
 
 
 class StalledError(CpflError):

@@ -18,6 +18,7 @@ import torch
 
 from cpfl import legs
 from cpfl.distillation.distil import Distilled, distil
+from cpfl.distillation.shards import Helpers
 from cpfl.distillation.student import EpochRecord
 from cpfl.engines.base import Engine
 from cpfl.experiment import Distillation
@@ -53,7 +54,8 @@ def cpfl(problem: Problem, folder: RunFolder, engine: Engine, device: torch.devi
     sessions = plan(problem)
     training = federate(problem, sessions, folder, engine, watcher, device)
     began = time.perf_counter()
-    outcome = distil_cohorts(problem, folder, problem.experiment.distillation, folder.path, device, watcher)
+    helpers = engine if isinstance(engine, Helpers) else None
+    outcome = distil_cohorts(problem, folder, problem.experiment.distillation, folder.path, device, watcher, helpers)
     summary = {
         **outcome,
         "wall_seconds": round(training + time.perf_counter() - began, 3),
@@ -102,7 +104,13 @@ def federate(
 
 
 def distil_cohorts(
-    problem: Problem, folder: RunFolder, settings: Distillation, into: Path, device: torch.device, watcher: Watcher
+    problem: Problem,
+    folder: RunFolder,
+    settings: Distillation,
+    into: Path,
+    device: torch.device,
+    watcher: Watcher,
+    helpers: Helpers | None = None,
 ) -> dict[str, Any]:
     """Distil the run's cohort models, as these settings choose and join them, into one global model."""
     check_views(problem.data, settings)
@@ -119,7 +127,8 @@ def distil_cohorts(
         watcher.on_epoch(record)
 
     with threads_for(problem.start):
-        outcome = distil(problem, lambda: map(load_state, chosen.paths), chosen.cohorts, settings, device, on_epoch)
+        teach = lambda: map(load_state, chosen.paths)  # noqa: E731
+        outcome = distil(problem, teach, chosen.cohorts, settings, device, on_epoch, helpers)
     accuracy = {"accuracy": outcome.student_accuracy}
     files.save_tensors(into / "models" / "global.safetensors", outcome.student, accuracy)
     files.write_json(into / "clients.json", {"clients": outcome.client_accuracies})

@@ -8,11 +8,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl.errors import CpflError, ModelError
@@ -183,6 +185,17 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def to_arrays(state: State) -> dict[str, NDArray[Any]]:
+    """A model for the way to another process: arrays in host memory, each by itself, never a view of something larger
+    that would travel with it."""
+    return {name: value.detach().cpu().contiguous().numpy() for name, value in state.items()}
+
+
+def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> State:
+    """A model at the other end; copies, for what was received may be read-only and shared."""
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 
 
 def first_line(error: Exception) -> str:

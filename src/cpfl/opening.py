@@ -19,6 +19,7 @@ from cpfl.data.fetch import fetch
 from cpfl.data.samples import Samples
 from cpfl.data.sources import search_roots
 from cpfl.engines import choice
+from cpfl.engines.ray import Place, place
 from cpfl.errors import CpflError, ModelError, RunFolderError, SettingError
 from cpfl.experiment import GIVEN, Experiment
 from cpfl.federation import parts
@@ -173,12 +174,13 @@ def check_moment(experiment: Experiment) -> None:
         raise SettingError(f"distillation.{key} needs snapshots of unfinished cohorts: set snapshots=5h or '50 rounds'")
 
 
-def check_engine(name: str, workers: int = 0) -> None:
+def check_engine(name: str, workers: int = 0, cluster: Place | None = None) -> None:
     """Whether there is such an engine, with so many workers."""
     if workers < 0:
         raise SettingError(f"workers = {workers} is not allowed: 1 or more, or 0 for one on each core")
     if name not in choice.NAMES:
         raise SettingError(f"--engine {name} is unknown; known: {', '.join(choice.NAMES)}")
+    place.check(name, cluster or Place())
 
 
 def torch_device(name: str) -> torch.device:

@@ -58,10 +58,10 @@ class Problem:
             return self
         return replace(self, build=own.build, start=own.start, model_bytes=own.model_bytes, others={})
 
-    def session(self, cohort: int) -> Session:
+    def session(self, cohort: int, kind: type[Session] = Session) -> Session:
         """A cohort's session, as it begins."""
         own, sizes = self.of(cohort), self.data.clients.training_sizes
-        return Session(cohort, self.plan[cohort], self.experiment, self.fleet, own.model_bytes, own.start, sizes)
+        return kind(cohort, self.plan[cohort], self.experiment, self.fleet, own.model_bytes, own.start, sizes)
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the data, of who holds them, and of the devices: what a resumed run must find again."""

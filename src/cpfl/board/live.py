@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cpfl.board import figures
+from cpfl.board.crew import crew
 from cpfl.board.following import Followed
 from cpfl.report.content import Tree, figure
 from cpfl.report.reading import RunFacts, shown
@@ -38,6 +39,7 @@ def live(root: Path, runs: Sequence[Followed], now: float) -> Tree:
         "columns": list(COLUMNS.items()),
         "runs": [_row(root, run, now) for run in going],
         "stops": _stops(root, going, now),
+        "crews": [found for run in going if (found := crew(name(root, run), run.path, now))],
         "figures": _figures(root, runs, going),
     }
 

@@ -35,13 +35,20 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         help="auto: lanes on a GPU, workers on a CPU. lanes: many clients at once; workers: all cores; "
-        "reference: one client at a time. They agree to rounding.",
+        "reference: one client at a time; ray: cohorts on a cluster. They agree to rounding.",
     ),
+]
+Address = Annotated[
+    str, typer.Option("--address", help="Engine ray: host:port of a cluster's head, or auto; else one on this machine.")
+]
+GpuShare = Annotated[float, typer.Option("--gpu-share", help="Engine ray: the part of a GPU that a worker gets.")]
+NodeData = Annotated[
+    str, typer.Option("--node-data", help="Engine ray: a data folder that all nodes see; else data travel through Ray.")
 ]
 Workers = Annotated[
     int,
     typer.Option(
-        "--workers", min=0, help="Processes that train on a CPU; 0: one for each core. Never changes outcomes."
+        "--workers", min=0, help="Processes that train, on CPUs or a cluster; 0: all that fit. Never changes outcomes."
     ),
 ]
 Track = Annotated[

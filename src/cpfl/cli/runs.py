@@ -13,12 +13,15 @@ import cpfl
 from cpfl import api, experiment_file
 from cpfl.cli import sweeps
 from cpfl.cli.options import (
+    Address,
     AsJson,
     DataFolder,
     Device,
     EngineName,
     ExperimentName,
+    GpuShare,
     Jobs,
+    NodeData,
     RunPath,
     Settings,
     Track,
@@ -27,6 +30,7 @@ from cpfl.cli.options import (
     notes,
     show_json,
 )
+from cpfl.engines.ray import Place
 from cpfl.errors import CpflError, SettingError
 from cpfl.report import tables
 from cpfl.runs import files
@@ -52,6 +56,9 @@ def run(
     engine: EngineName = "auto",
     device: Device = "auto",
     workers: Workers = 0,
+    address: Address = "",
+    gpu_share: GpuShare = 1.0,
+    node_data: NodeData = "",
     track: Track = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,6 +75,7 @@ def run(
             engine=engine,
             device=device,
             workers=workers,
+            cluster=Place(address, gpu_share, device, node_data),
             watcher=watcher,
             track=track or (),
         )
@@ -80,6 +88,9 @@ def resume(
     engine: EngineName = "",
     device: Device = "auto",
     workers: Workers = 0,
+    address: Address = "",
+    gpu_share: GpuShare = 1.0,
+    node_data: NodeData = "",
     jobs: Jobs = 1,
     track: Track = None,
     as_json: AsJson = False,
@@ -88,16 +99,24 @@ def resume(
 
     Example: cpfl resume runs/20260301-120000-digits-n4-seed90
     """
+    place = Place(address, gpu_share, device, node_data)
     if (path / sweep_plan.FILE).is_file():
         words = {"data": data, "engine": engine, "device": device, "workers": workers, "track": track or []}
-        sweeps.go(path, path, jobs, as_json, words)
+        sweeps.go(path, path, jobs, as_json, {**words, "cluster": place})
         return
     folder = RunFolder.open(path)
     if folder.summary() is not None:
         (notes if as_json else console).print(f"{path} is finished already", highlight=False, soft_wrap=True)
     with _watch(as_json, folder.experiment()) as watcher:
         finished = api.resume(
-            path, data=data, engine=engine, device=device, workers=workers, watcher=watcher, track=track or ()
+            path,
+            data=data,
+            engine=engine,
+            device=device,
+            workers=workers,
+            cluster=place,
+            watcher=watcher,
+            track=track or (),
         )
     show(finished.summary, finished.path, as_json)
 

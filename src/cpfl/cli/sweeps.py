@@ -12,12 +12,15 @@ import typer
 import cpfl
 from cpfl import experiment_file
 from cpfl.cli.options import (
+    Address,
     AsJson,
     DataFolder,
     Device,
     EngineName,
     ExperimentName,
+    GpuShare,
     Jobs,
+    NodeData,
     Settings,
     Track,
     Workers,
@@ -27,6 +30,7 @@ from cpfl.cli.options import (
     values,
     whole_numbers,
 )
+from cpfl.engines.ray import Place
 from cpfl.errors import CpflError, SweepError
 from cpfl.experiment import Experiment
 from cpfl.report import tables
@@ -50,6 +54,9 @@ def sweep(
     engine: EngineName = "auto",
     device: Device = "auto",
     workers: Workers = 0,
+    address: Address = "",
+    gpu_share: GpuShare = 1.0,
+    node_data: NodeData = "",
     jobs: Jobs = 1,
     track: Track = None,
     as_json: AsJson = False,
@@ -65,8 +72,9 @@ def sweep(
     chosen_seeds = None if seeds is None else whole_numbers(seeds, "--seeds")
     where = out or default_folder(base)
     words = {"cohorts": numbers, "seeds": chosen_seeds, "over": values(over or [], "--over"), "out": where}
+    place = Place(address, gpu_share, device, node_data)
     common = {"data": data, "engine": engine, "device": device, "workers": workers, "track": track or []}
-    go(base, where, jobs, as_json, {**words, **common})
+    go(base, where, jobs, as_json, {**words, **common, "cluster": place})
 
 
 def go(experiment: Experiment | Path, where: Path, jobs: int, as_json: bool, words: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl import models
+from cpfl.distillation.shards import Helpers, Labelling, Shards
 from cpfl.distillation.student import EpochRecord, teach
 from cpfl.distillation.targets import Chunks, Numbers, Teachers, contribution, logits_of, placed, teacher_modules
 from cpfl.distillation.views import Views
@@ -43,6 +44,7 @@ def distil(
     settings: Distillation,
     device: torch.device,
     on_epoch: Callable[[EpochRecord], None],
+    helpers: Helpers | None = None,  # who make the targets, in shards of the public set
 ) -> Distilled:
     """Teach a fresh student what the teachers of these cohorts know; a single teacher is the result itself."""
     began = time.perf_counter()
@@ -75,7 +77,9 @@ def distil(
         if settings.start == "mean" or (settings.start == "auto" and all(same_form(student, m) for m in modules)):
             student.load_state_dict(mean_of(teachers()))
         student = placed(student, numbers)
-        views = Views(problem, modules, teachers, weights_NC, settings, numbers)
+        labelling = Labelling(cohorts, weights_NC, settings)
+        shards = None if helpers is None else Shards(helpers, labelling, teachers())
+        views = Views(problem, modules, teachers, weights_NC, settings, numbers, shards)
 
         def remember(record: EpochRecord) -> None:
             epochs.append(record)

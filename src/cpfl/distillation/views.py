@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl.data.transform import NOWHERE, PAD, draw_mix, draw_plan, paste
+from cpfl.distillation.shards import Shards
 from cpfl.distillation.targets import Chunks, Numbers, Teachers, fitting_heat, joined, sharpened
 from cpfl.experiment import Distillation
 from cpfl.problem import Problem
@@ -31,6 +32,7 @@ class Views:
         weights_NC: NDArray[np.float64],
         settings: Distillation,
         numbers: Numbers,
+        shards: Shards | None = None,  # others make the targets
     ) -> None:
         self._data, self._seed, self._settings, self._numbers = (
             problem.data,
@@ -38,7 +40,7 @@ class Views:
             settings,
             numbers,
         )
-        self._modules, self._teachers, self._weights = modules, teachers, weights_NC
+        self._modules, self._teachers, self._weights, self._shards = modules, teachers, weights_NC, shards
         self._augment = augmentation(settings, problem.experiment.data.augment)
         self._views = labelled(settings, problem.experiment.data.augment)
         self._x = torch.as_tensor(problem.data.public.x).to(numbers.device)
@@ -54,7 +56,7 @@ class Views:
         if not self._settings.same_views:
             seen, labelled = epoch + 1, 0
         if labelled not in self._known:
-            self._known[labelled] = self._joined(labelled)
+            self._known[labelled] = self._targets_of(labelled)
         self._targets = _same_place(self._targets, self._known[labelled])
         plan, mix = self._drawn(seen)
         if plan is not None:
@@ -89,10 +91,21 @@ class Views:
         mix[:, 3] *= view % 2
         return torch.from_numpy(plan).to(device), torch.from_numpy(mix).to(device)
 
-    def _joined(self, view: int) -> Tensor:
+    def joined(self, view: int, first: int, last: int) -> Tensor:
+        """What the teachers say of these samples as a view shows them."""
         plan, mix = self._drawn(view)
-        inputs = Chunks(len(self._x), lambda rows: self._inputs(rows, plan, mix), self._numbers)
-        found = joined(self._modules, self._teachers(), self._weights, inputs, self._settings)
+        inputs = Chunks(
+            last - first,
+            lambda rows: self._inputs(slice(first + rows.start, first + rows.stop), plan, mix),
+            self._numbers,
+        )
+        return joined(self._modules, self._teachers(), self._weights, inputs, self._settings)
+
+    def _targets_of(self, view: int) -> Tensor:
+        if self._shards is None:
+            found = self.joined(view, 0, len(self._x))
+        else:
+            found = self._shards.joined(view, len(self._x), self._numbers.device)
         if self._settings.join != "probabilities" or not self._settings.sharpen:
             return found
         if self._heat is None:  # one for all views

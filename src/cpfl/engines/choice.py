@@ -12,16 +12,28 @@ from cpfl import models
 from cpfl.engines.base import Engine
 from cpfl.engines.grouped import GroupedEngine
 from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.ray import Place
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
 from cpfl.errors import SettingError
 from cpfl.problem import Problem
 
-NAMES = ("auto", "reference", "workers", "lanes")
+NAMES = ("auto", "reference", "workers", "lanes", "ray")
 
 
-def engine(name: str, problem: Problem, device: torch.device, note: Callable[[str], None], workers: int = 0) -> Engine:
+def engine(
+    name: str,
+    problem: Problem,
+    device: torch.device,
+    note: Callable[[str], None],
+    workers: int = 0,
+    place: Place | None = None,  # of Ray
+) -> Engine:
     """The engine of this name, one for each model where cohorts train different ones."""
+    if name == "ray":
+        from cpfl.engines.ray.engine import RayEngine  # only those who ask for it need Ray
+
+        return RayEngine(problem, place or Place(), workers, note)
     if not problem.others:
         return _engine(name, problem, device, note, workers)
     return GroupedEngine(problem, lambda own: _engine(name, own, device, note, workers))

@@ -26,10 +26,10 @@ def cohort_counts(counts_MC: Counts, plan: Sequence[Sequence[int]], privacy: Pri
         if len(clients) < privacy.smallest:  # a sum over so few tells of each
             rows.append(np.full(counts_MC.shape[1], HIDDEN))
             continue
-        source = random.Random(int(stream(seed, "count-noise", cohort).integers(2**63)))
-        values = np.stack(
-            [row + own_noise(privacy, len(clients), row.size, source) for row in counts_MC[list(clients)]]
-        )
+        values = counts_MC[np.asarray(clients)]
+        if privacy.epsilon:
+            source = random.Random(int(stream(seed, "count-noise", cohort).integers(2**63)))
+            values = np.stack([row + own_noise(privacy, len(clients), row.size, source) for row in values])
         rows.append(clean(values.sum(axis=0) if privacy.counts == "plain" else _masked(values)))
     return np.stack(rows)
 

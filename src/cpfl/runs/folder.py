@@ -11,6 +11,7 @@ epochs.jsonl        the distillation, one line an epoch
 clients.json        what the global model is worth to each client
 summary.json        the outcome; exists when the run is finished
 distillations/      later distillations of the same run
+workers.json        engine ray: the workers, their cohorts and load, as they were last
 log.jsonl           starts, resumes and the machine they ran on
 """
 
@@ -139,6 +140,10 @@ class RunFolder:
     def rounds(self, cohort: int) -> Path:
         """A cohort's records."""
         return self.path / "rounds" / f"cohort-{cohort:04d}.jsonl"
+
+    def workers(self) -> Path:
+        """Who trains what on a cluster just now."""
+        return self.path / "workers.json"
 
     def judgements(self) -> Path:
         """What the federation as a whole was judged to be worth, leg after leg."""

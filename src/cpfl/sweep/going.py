@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from cpfl import experiment_file, trackers
 from cpfl.api import Run
+from cpfl.engines.ray import Place
 from cpfl.engines.workers.crew import cores
 from cpfl.errors import RunFolderError, SettingError, SweepError
 from cpfl.experiment import GIVEN, Experiment
@@ -91,6 +92,11 @@ def sweep(
     named = None if data is None else str(Path(data).absolute())
     chosen = replace(chosen, engine=common.get("engine", "auto"), data=named)
     finished = _check(chosen, where, common, looking.on_note)
+    hall = None
+    if chosen.engine == "ray":
+        from cpfl.sweep.on_ray import Hall  # only those who ask for it need Ray
+
+        hall = Hall(common.get("cluster") or Place(), where, data)
     plans.store(where, plans.joined(chosen, where))
     looking.on_plan(chosen, finished)
     missing = [name for name in chosen.runs if name not in finished]
@@ -109,7 +115,12 @@ def sweep(
     if not common.get("workers"):  # runs side by side share the cores
         common["workers"] = max(1, cores() // jobs)
     work = {name: (chosen.experiment(name), where / name) for name in missing}
-    if jobs == 1 or len(work) < 2:
+    if hall is not None:
+        try:
+            hall.work(work, common, looking.on_pulse, looking.on_wait, end)
+        finally:
+            hall.close()
+    elif jobs == 1 or len(work) < 2:
         for name, (variant, path) in work.items():
             end(name, _attempt(variant, path, looking.on_pulse, common))
     elif work:
@@ -149,7 +160,7 @@ def _check(plan: Plan, where: Path, common: Mapping[str, Any], note: Callable[[s
     """Find what is wrong with any of the runs before the first one starts; the names of those that are finished."""
     if (where / "run.json").is_file():
         raise RunFolderError(f"{where} is a run, not a sweep: choose another --out")
-    check_engine(common.get("engine", "auto"))
+    check_engine(common.get("engine", "auto"), 0, common.get("cluster"))
     torch_device(common.get("device", "auto"))
     trackers.check(common.get("track", ()))
     finished = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, Group
 from rich.text import Text
@@ -11,6 +12,7 @@ from rich.text import Text
 from cpfl.distillation.student import EpochRecord
 from cpfl.experiment import Experiment
 from cpfl.federation.session import Closed, Session
+from cpfl.terminal import workers
 from cpfl.terminal.course import Cohort, Course, duration, spoken
 from cpfl.terminal.live import LiveView
 from cpfl.terminal.sparkline import LEVELS, PLAIN_LEVELS
@@ -30,6 +32,7 @@ class RunView(LiveView):
         self._unicode = console.options.encoding.startswith("utf")
         self._course = Course(experiment)
         self._epoch: EpochRecord | None = None
+        self._load: Mapping[str, Any] = {}  # of a cluster's workers
         self._distilling = self._told = time.monotonic()
         super().__init__(console, self._draw, vertical_overflow="crop")
 
@@ -62,6 +65,10 @@ class RunView(LiveView):
         if not self._live.is_started and time.monotonic() - self._told > QUIET_SECONDS:
             self._told = time.monotonic()
             self.on_note(f"distil: {self._student(record)}")
+
+    def on_workers(self, load: Mapping[str, Any]) -> None:
+        """Who trains what on a cluster."""
+        self._load = load
 
     def on_note(self, text: str) -> None:
         """Something worth a line."""
@@ -97,12 +104,14 @@ class RunView(LiveView):
         if course.stopped == len(course.cohorts):
             return _lines(width, self._line("federate", self._bar(1, width), self._facts(False)), "distil    …")
         left = spoken(course.seconds_left()) if course.rounds else "until the first round is over"
+        told = workers.lines(self._load)
         speed = f"{course.samples_per_second():,.0f} samples/s"
         return _lines(
             width,
             self._line("federate", self._bar(course.stopped / len(course.cohorts), width), self._facts(False)),
             " " * 10 + " · ".join(filter(None, (elapsed, speed, left))),
-            *self._table(width),
+            *self._table(width, len(told)),
+            *told,
         )
 
     def _line(self, name: str, bar: str, facts: str) -> str:
@@ -114,10 +123,10 @@ class RunView(LiveView):
         done, open_ = ("━", "·") if self._unicode else ("#", ".")
         return done * full + open_ * (size - full)
 
-    def _table(self, width: int) -> list[Text | str]:
+    def _table(self, width: int, below: int = 0) -> list[Text | str]:
         """As many cohorts as the screen is high: those that train the longest by their own clock, then the latest to
         stop; and how many are left out."""
-        room = max(3, self._console.height - AROUND)
+        room = max(3, self._console.height - AROUND - below)
         shown = cohorts = self._course.cohorts
         if len(cohorts) > room:
             going = [c for c in cohorts if not c.session.stopped]

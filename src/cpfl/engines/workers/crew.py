@@ -109,7 +109,7 @@ class Crew:
     def serve(self, pipe: Connection, number: int) -> None:
         """A worker's life."""
         torch.set_num_threads(1)
-        _keep_memory()
+        keep_memory()
         trainer, turn = Trainer(self._problem), 0
         while True:
             try:
@@ -179,7 +179,7 @@ class _Worker:
         self._process.join()
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Let this process keep what it frees: small models would spend some of their time on handing memory back."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc

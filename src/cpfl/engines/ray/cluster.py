@@ -1,0 +1,170 @@
+"""The cluster: reached, looked at, and found fit for an experiment before anything is written.
+
+What can be wrong is told in one sentence each: no cluster at the address, too few CPUs or GPUs, another cpfl or torch
+on a node, a folder that a node does not see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cpfl.engines.ray import fitness
+from cpfl.engines.ray.place import ADDRESSES, Place, quiet
+from cpfl.errors import ClusterError
+
+REACH_SECONDS = 5.0
+LOOK_SECONDS = 120.0  # for a node to answer, the start of a Python process and its imports included
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that is fit for the work: how many workers, and what each is given."""
+
+    workers: int
+    cpus: float
+    gpus: float
+    nodes: int
+    dashboard: str  # its address; empty: it does not run
+    ours: bool  # begun for this run, and ended with it
+
+
+def connect(place: Place) -> bool:
+    """Reach the cluster; whether it is one that was begun just now."""
+    quiet()
+    if ray.is_initialized():
+        return False
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not place.address:
+        with _signals(), _loopback():
+            ray.init(address="local", include_dashboard=False, **options)
+        return True
+    if place.address != "auto":
+        host, _, port = place.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise ClusterError(f"there is no Ray cluster at --address {place.address}: {error}") from None
+    try:
+        with _signals():
+            ray.init(address=place.address, **options)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        # Another version of Ray or Python on the head is told here too.
+        said = " ".join(str(error).split())[:300]
+        raise ClusterError(f"no Ray cluster can be used at --address {place.address} ({ADDRESSES}): {said}") from None
+    return True
+
+
+def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
+    """How many workers there will be, after every node was found fit."""
+    there = ray.cluster_resources()
+    cpus, gpus = there.get("CPU", 0.0), there.get("GPU", 0.0)
+    where = f"the Ray cluster at {place.address}" if place.address else "this machine"
+    if place.device.startswith("cuda") and not gpus:
+        raise ClusterError(f"--device cuda asks for GPUs, and {where} has none that Ray knows of")
+    on_gpus = bool(gpus) and place.device != "cpu"
+    fitting = int(gpus // place.gpu_share + 1e-9) if on_gpus else int(cpus)
+    kind, each = ("GPU", place.gpu_share) if on_gpus else ("CPU", 1.0)
+    wanted = workers or fitting
+    if wanted > fitting or fitting < 1:
+        raise ClusterError(
+            f"{where} has {gpus if on_gpus else cpus:g} {kind}s: "
+            f"{max(1, wanted)} workers, each with {each:g}, do not fit there; allowed: --workers 1 to {fitting}"
+            if fitting
+            else f"{where} has no {kind} for a worker: it has {_told(there)}"
+        )
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    _check_code()
+    if place.node_data:
+        remedy = "or leave it out and the data travel through Ray"
+        seen(place.node_data, f"--node-data {place.node_data}", remedy)
+    dashboard = ray._private.worker.get_dashboard_url()
+    link = f"http://{dashboard}" if dashboard else ""
+    return Cluster(min(wanted, cohorts), 1.0, place.gpu_share if on_gpus else 0.0, len(nodes), link, ours)
+
+
+def seen(path: str, name: str, remedy: str = "or a shared file system") -> None:
+    """Every node sees a file or folder."""
+    for node, found in _asked(path):
+        if not found["seen"]:
+            raise ClusterError(
+                f"node {node} of the Ray cluster does not see {name}: give a folder that every node sees, {remedy}"
+            )
+
+
+def _check_code() -> None:
+    """Every node has the driver's cpfl and what it stands on."""
+    here = fitness.fitness("")
+    for node, found in _asked(""):
+        for key in ("cpfl", "torch", "numpy"):
+            if found[key] != here[key]:
+                raise ClusterError(
+                    f"node {node} of the Ray cluster has {key} {found[key]}, this driver has {here[key]}: "
+                    "install the same on all nodes"
+                )
+        if found["code"] != here["code"]:
+            raise ClusterError(
+                f"node {node} of the Ray cluster has cpfl {found['cpfl']} with other code than this driver's: "
+                "install the same on all nodes"
+            )
+
+
+def _asked(path: str) -> Iterator[tuple[str, fitness.Fitness]]:
+    """What every node that could hold a worker has."""
+    cloudpickle.register_pickle_by_value(fitness)  # a node with another cpfl, or none, must be able to answer
+    ask = ray.remote(fitness.fitness)
+    able = [n for n in ray.nodes() if n["Alive"] and (n["Resources"].get("CPU") or n["Resources"].get("GPU"))]
+    there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in able]
+    answers = [ask.options(num_cpus=0, scheduling_strategy=where).remote(path) for where in there]
+    for node, answer in zip(able, answers, strict=True):
+        name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+        try:
+            yield name, ray.get(answer, timeout=LOOK_SECONDS)
+        except RayError as error:
+            raise ClusterError(f"node {name} of the Ray cluster does not answer: {type(error).__name__}") from None
+
+
+def _told(resources: dict[str, float]) -> str:
+    found = [f"{resources[key]:g} {key}" for key in ("CPU", "GPU") if key in resources]
+    return " and ".join(found) or "neither CPUs nor GPUs"
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """A cluster of this machine alone listens on loopback alone, as Ray has it on systems without clusters."""
+    key, constants = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    chosen = os.environ.get(key)
+    os.environ[key] = "0"  # for the processes of the cluster
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+        if chosen is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = chosen
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Ray would answer SIGTERM in its own way from now on."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main else None
+    try:
+        yield
+    finally:
+        if main and before is not None:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,153 @@
+"""The workers as the driver sees them: made, asked for letters, found dead, made again."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from cpfl.engines.ray.cluster import Cluster
+from cpfl.engines.ray.letters import Charge, Letter
+from cpfl.engines.ray.worker import Worker
+from cpfl.errors import ClusterError, CpflError
+
+WAIT_SECONDS = 1.0  # that a worker waits for something to tell
+FIRST_SECONDS = 300.0  # for the first worker to be there: others may hold what it needs
+THREADS = 4  # of an actor: one answers with letters, the others take orders
+PACE_SECONDS = 10.0  # over which a worker's speed is taken
+
+
+@dataclass(eq=False)
+class Hand:
+    """One worker."""
+
+    number: int
+    actor: Any
+    opening: Any  # the answer to its opening, until it is there
+    facts: dict[str, Any] = field(default_factory=dict)
+    cohorts: set[int] = field(default_factory=set)  # that it has been given
+    leaving: set[int] = field(default_factory=set)  # of those, the ones that it was asked to give up
+    busy: float = 0.0
+    trained: deque[tuple[float, int]] = field(default_factory=deque)  # when, so many samples
+
+    @property
+    def ready(self) -> bool:
+        """It has the problem."""
+        return bool(self.facts)
+
+    def did(self, samples: int) -> None:
+        """It has closed a round."""
+        self.trained.append((time.monotonic(), samples))
+
+    def pace(self) -> float:
+        """Samples a second of late."""
+        now = time.monotonic()
+        while self.trained and now - self.trained[0][0] > PACE_SECONDS:
+            self.trained.popleft()
+        return sum(samples for _, samples in self.trained) / PACE_SECONDS
+
+
+class Hands:
+    """All workers of a run."""
+
+    def __init__(self, cluster: Cluster, problem: Any) -> None:
+        self._cluster, self._problem = cluster, problem
+        self._made = 0
+        self.there: list[Hand] = []
+        self._asked: dict[Any, Hand] = {}  # what is waited for: an opening, or letters
+
+    def begin(self) -> None:
+        """Make them and wait until all that fit are there; their first trouble is told before anything is written."""
+        for _ in range(self._cluster.workers):
+            self.make()
+        waiting = [hand.opening for hand in self.there]
+        ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=FIRST_SECONDS)
+        for opening in ready:
+            hand = self._asked.pop(opening)
+            try:
+                hand.facts = ray.get(opening)
+                self._listen(hand)
+            except RayTaskError as error:
+                raise error.cause if isinstance(error.cause, CpflError) else error from None
+            except RayActorError as error:
+                last = (str(error).strip().splitlines() or [""])[-1]
+                raise ClusterError(f"a worker of the Ray cluster does not start: {last}") from None
+        if late:
+            raise ClusterError(
+                f"{len(late)} of {len(waiting)} workers found no room on the Ray cluster in {FIRST_SECONDS:.0f} s, "
+                "which others may use: wait, or ask for fewer --workers"
+            )
+
+    def make(self) -> Hand:
+        """One more, as soon as the cluster has room for it."""
+        share = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
+        actor = ray.remote(Worker).options(**share, max_concurrency=THREADS).remote()
+        opening = actor.open.remote(self._problem, f"worker {self._made}")
+        hand = Hand(self._made, actor, opening)
+        self._made += 1
+        self.there.append(hand)
+        self._asked[opening] = hand
+        return hand
+
+    @property
+    def ready(self) -> list[Hand]:
+        """Those that can be given work."""
+        return [hand for hand in self.there if hand.ready]
+
+    def hear(self, seconds: float) -> tuple[list[tuple[Hand, list[Letter]]], list[tuple[Hand, str]]]:
+        """Letters of those that had something to tell, and who was found dead, and why."""
+        heard: list[tuple[Hand, list[Letter]]] = []
+        dead: list[tuple[Hand, str]] = []
+        answers, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0) if self._asked else ([], [])
+        if not answers and self._asked:
+            answers, _ = ray.wait(list(self._asked), num_returns=1, timeout=seconds)
+        for answer in answers:
+            hand = self._asked.pop(answer)
+            try:
+                found = ray.get(answer)
+            except RayActorError as error:
+                self.there.remove(hand)
+                ray.kill(hand.actor)  # it may only be out of reach: nobody may do its rounds twice
+                dead.append((hand, _line(error)))
+                continue
+            except RayTaskError as error:
+                raise error.cause if isinstance(error.cause, CpflError) else error from None
+            if answer is hand.opening:
+                hand.facts = found
+            else:
+                letters, hand.busy = found
+                if letters:
+                    heard.append((hand, letters))
+            self._listen(hand)
+        return heard, dead
+
+    def _listen(self, hand: Hand) -> None:
+        self._asked[hand.actor.letters.remote(WAIT_SECONDS)] = hand
+
+    def give(self, hand: Hand, charges: Sequence[Charge]) -> None:
+        """Cohorts to train."""
+        hand.cohorts.update(charge.cohort for charge in charges)
+        hand.actor.take.remote(list(charges))
+
+    def ask_back(self, hand: Hand, cohorts: Sequence[int]) -> None:
+        """Cohorts to give up between rounds."""
+        hand.leaving.update(cohorts)
+        hand.actor.leave.remote(list(cohorts))
+
+    def end(self) -> None:
+        """Let all go."""
+        if ray.is_initialized():
+            for hand in self.there:
+                ray.kill(hand.actor)
+        self.there.clear()
+        self._asked.clear()
+
+
+def _line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:300] if lines else type(error).__name__

@@ -1,0 +1,141 @@
+"""A real Ray cluster on this machine: a head without CPUs, nodes with one each, every one a `ray start`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# `ray start`, but nobody beyond this machine can reach it: Ray would take another address for 127.0.0.1.
+START = """
+from ray._private import services
+services.resolve_ip_for_localhost = lambda host: host
+from ray.scripts.scripts import main
+main()
+"""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+LOOPBACK = {**QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the same, for drivers
+UP_SECONDS = 120.0
+STORE = 80 * 2**20  # bytes of a node's object store: the smallest that Ray takes
+
+
+def until(ready: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Wait for something, not for ever."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = ready()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{what}: not in {seconds:.0f} s")
+
+
+class Nodes:
+    """The cluster, and what can happen to it."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            port = door.getsockname()[1]
+        self.address = f"127.0.0.1:{port}"
+        self._place = tempfile.mkdtemp(prefix="ray-")  # sockets lie there, and their paths must be short
+        self._processes: list[subprocess.Popen[bytes]] = []
+        where = ["--head", f"--port={port}", f"--temp-dir={self._place}", "--include-dashboard=false"]
+        self._start(*where, "--num-cpus=0")
+
+    def add(self, **variables: str) -> subprocess.Popen[bytes]:
+        """One more node, with these environment variables."""
+        return self._start(f"--address={self.address}", "--num-cpus=1", **variables)
+
+    def _start(self, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+        common = ["--block", "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE}", "--disable-usage-stats"]
+        with open(Path(self._place) / f"node-{len(self._processes)}.log", "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", START, "start", *words, *common],
+                env={**os.environ, **QUIET, **variables}, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self._processes.append(process)
+        started = Path(log.name)
+        until(lambda: b"Ray runtime started" in started.read_bytes(), UP_SECONDS, "a node of Ray starts")
+        return process
+
+    def remove(self, process: subprocess.Popen[bytes]) -> None:
+        """As if its plug were pulled: all its processes at once."""
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        self._processes.remove(process)
+
+    def end(self) -> None:
+        """Nothing stays behind."""
+        for process in reversed(self._processes):
+            os.killpg(process.pid, signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+def cpfl(*words: str | Path) -> list[str]:
+    """The program as a user calls it."""
+    return [sys.executable, "-m", "cpfl", *map(str, words)]
+
+
+def start(*words: str | Path) -> subprocess.Popen[str]:
+    """In the background."""
+    return subprocess.Popen(
+        cpfl(*words), env={**os.environ, **LOOPBACK}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def settings(changes: dict[str, Any]) -> list[str]:
+    """As words of a command."""
+    return [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+
+
+def rounds(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """All records, by cohort."""
+    return {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        for path in sorted((run / "rounds").glob("cohort-*.jsonl"))
+    }
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """The run's log."""
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def workers(run: Path) -> list[dict[str, Any]]:
+    """Who trains what just now."""
+    path = run / "workers.json"
+    found: list[dict[str, Any]] = json.loads(path.read_text())["workers"] if path.is_file() else []
+    return found
+
+
+def at_work(run: Path, least: int = 1) -> list[dict[str, Any]]:
+    """The workers that have cohorts, if there are so many of them and some rounds are done."""
+    found = [worker for worker in workers(run) if worker["cohorts"]]
+    begun = sum(map(len, rounds(run).values())) if (run / "rounds").is_dir() else 0
+    return found if len(found) >= least and begun >= 4 else []
+
+
+def same(one: Path, other: Path) -> None:
+    """Two runs are equal: every record, bit by bit, and the global model."""
+    assert rounds(one) == rounds(other)
+    for name in ("global", "cohort-0000"):
+        assert (one / "models" / f"{name}.safetensors").read_bytes() == (
+            other / "models" / f"{name}.safetensors"
+        ).read_bytes()
+
+
+Words = Sequence[str]

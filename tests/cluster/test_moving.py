@@ -1,0 +1,49 @@
+"""Who trains what: packing by cost, and cohorts that move to a worker that has become free."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cluster.conftest import SMALL
+from tests.cluster.nodes import Nodes, at_work, same, settings, start, until, workers
+
+from cpfl.engines.ray import packing
+
+
+def test_the_costliest_are_placed_first_and_beside_the_least() -> None:
+    costs = {0: 5.0, 1: 4.0, 2: 3.0, 3: 3.0, 4: 3.0}
+    assert packing.pack(costs, [0.0, 0.0]) == [[0, 3], [1, 2, 4]]
+    assert packing.pack({7: 1.0, 8: 1.0}, [10.0, 0.0]) == [[], [7, 8]]
+    shares = packing.pack(dict.fromkeys(range(100), 1.0), [0.0] * 8)
+    assert sorted(cohort for share in shares for cohort in share) == list(range(100))
+
+
+def test_a_free_worker_takes_half_of_the_fullest_and_leaves_the_last_cohort() -> None:
+    assert packing.spoils([{}, {1: 2.0}, {2: 1.0}]) is None
+    assert packing.spoils([{}, {1: 2.0, 2: 1.0, 3: 1.0}, {4: 9.0}]) == (1, [2, 3])
+
+
+@pytest.mark.cluster
+def test_cohorts_of_a_slow_worker_move_between_rounds(
+    cluster: Nodes, plain: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One of two workers is halted until the other has nothing left to do."""
+    out = tmp_path / "run"
+    place = ["--engine", "ray", "--address", cluster.address, "--workers", "2"]
+    process = start("run", "digits", *settings(SMALL), *place, "--out", out)
+    slow, quick = until(lambda: at_work(out, 2), 120, "both workers train")
+    os.kill(slow["pid"], signal.SIGSTOP)
+    try:
+        free = lambda: any(w["pid"] == quick["pid"] and not w["cohorts"] for w in workers(out))  # noqa: E731
+        until(free, 120, "the other worker is free")
+    finally:
+        os.kill(slow["pid"], signal.SIGCONT)
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    assert json.loads((out / "workers.json").read_text())["moved"] > 0
+    same(out, plain())

@@ -1,0 +1,58 @@
+"""Workers, their cohorts and their load: on the screen and on the board."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from cpfl import experiment_file, method
+from cpfl.board.crew import crew
+from cpfl.data.federated import Given
+from cpfl.problem import prepare
+from cpfl.terminal import RunView, workers
+
+ROW = {"worker": "worker 0", "node": "n1", "pid": 1, "device": "cpu", "cohorts": [3, 1], "load": 0.97}
+LOAD = {"workers": [{**ROW, "samples_per_second": 1234.5}], "moved": 0, "dashboard": "http://127.0.0.1:8265"}
+
+
+def test_a_worker_has_a_line() -> None:
+    assert workers.lines({}) == []
+    head, line = workers.lines(LOAD)
+    assert head.split() == ["worker", "load", "samples/s", "cohorts"]
+    assert line.split() == ["worker", "0", "97", "%", "1,234", "3,", "1"]
+    many = [{**LOAD["workers"][0], "samples_per_second": float(k)} for k in range(100)]
+    assert workers.lines({"workers": many})[-1] == "and 94 more; 100 of 100 workers have cohorts"
+    assert workers.named(range(20)) == "0, 1, 2, 3, 4, 5, 6, 7 and 12 more"
+
+
+def test_the_live_view_shows_them() -> None:
+    experiment = experiment_file.load("digits")
+    screen = io.StringIO()
+    view = RunView(Console(file=screen, width=100, height=40), experiment, 2)
+    view.on_start(method.plan(prepare(experiment, [], Given())))
+    view.on_workers(LOAD)
+    view._console.print(view._draw())
+    assert "worker 0      97 %" in screen.getvalue()
+
+
+def test_the_board_reads_what_is_fresh_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    assert crew("run", tmp_path, time.time()) is None
+    path.write_text(json.dumps(LOAD))
+    found = crew("run", tmp_path, time.time())
+    assert found is not None
+    assert found["dashboard"] == "http://127.0.0.1:8265"
+    assert found["workers"][0] == {
+        "worker": "worker 0", "node": "n1", "device": "cpu", "load": "97 %", "speed": "1,234", "cohorts": "3, 1",
+    }  # fmt: skip
+    assert crew("run", tmp_path, time.time() + 3600) is None
+    path.write_text(json.dumps({**LOAD, "dashboard": "javascript:alert(1)"}))
+    found = crew("run", tmp_path, time.time())
+    assert found is not None
+    assert found["dashboard"] == ""
+    path.write_text('{"workers": [{')
+    assert crew("run", tmp_path, time.time()) is None
