@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from tests.cluster.nodes import Nodes, cpfl, settings
 
-pytest.importorskip("ray", reason="a cluster needs Ray: pip install 'cpfl[ray]'")
-
 SMALL: dict[str, Any] = {
     "cohorts": 4,
     "max_rounds": 12,
@@ -25,6 +23,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Nodes]:
     """A head and two nodes of one CPU each."""
+    pytest.importorskip("ray", reason="a cluster needs Ray: pip install 'cpfl[ray]'")
     nodes = Nodes()
     try:
         nodes.add()

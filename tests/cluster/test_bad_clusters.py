@@ -14,6 +14,8 @@ from tests.conftest import Command
 
 import cpfl as package
 
+pytest.importorskip("ray", reason="a cluster needs Ray: pip install 'cpfl[ray]'")
+
 
 def refused(tmp_path: Path, *words: str | Path) -> str:
     """The one sentence."""

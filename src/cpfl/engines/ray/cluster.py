@@ -78,12 +78,12 @@ def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
     fitting = int(gpus // place.gpu_share + 1e-9) if on_gpus else int(cpus)
     kind, each = ("GPU", place.gpu_share) if on_gpus else ("CPU", 1.0)
     wanted = workers or fitting
-    if wanted > fitting or fitting < 1:
+    if fitting < 1:
+        raise ClusterError(f"{where} has no {kind} for a worker: it has {_told(there)}")
+    if wanted > fitting:
         raise ClusterError(
-            f"{where} has {gpus if on_gpus else cpus:g} {kind}s: "
-            f"{max(1, wanted)} workers, each with {each:g}, do not fit there; allowed: --workers 1 to {fitting}"
-            if fitting
-            else f"{where} has no {kind} for a worker: it has {_told(there)}"
+            f"{where} has {gpus if on_gpus else cpus:g} {kind}s: {wanted} workers, each with {each:g}, do not fit "
+            f"there; allowed: --workers 1 to {fitting}"
         )
     nodes = [node for node in ray.nodes() if node["Alive"]]
     _check_code()
