@@ -12,13 +12,13 @@ from typing import Any
 from cpfl.errors import CpflError, SettingError
 from cpfl.federation.fates import foresee
 from cpfl.federation.reports import ClientResult
-from cpfl.federation.round_plan import MOST, Begun, Plan, Timing, UnderWay, Waste
+from cpfl.federation.round_plan import MOST, Begun, Outlasting, Plan, Timing, Waste
 from cpfl.federation.selection import Cohort, size
 from cpfl.models import State
 from cpfl.randomness import stream
 
 
-class Buffered:
+class Buffered(Outlasting):
     """Plans one cohort's updates."""
 
     ahead = False
@@ -26,6 +26,7 @@ class Buffered:
     rule = "fedbuff"
 
     def __init__(self, cohort: Cohort, crash_rate: float, seed: int) -> None:
+        super().__init__(cohort.sent_bytes)
         settings = cohort.federation
         self._cohort, self._crash_rate, self._seed = cohort, crash_rate, seed
         self._size = settings.buffer  # K
@@ -35,8 +36,6 @@ class Buffered:
                 f"{cohort.number}: a client is in it once"
             )
         self._concurrency = settings.concurrency or size(settings, len(cohort.clients))
-        self._bytes = cohort.sent_bytes
-        self._under_way = UnderWay(self._bytes)
 
     def plan(self, number: int, clock: float) -> Plan:
         """Who arrives next, K times; whoever arrives or is lost makes room for another."""
@@ -84,14 +83,6 @@ class Buffered:
     def close(self, plan: Plan, number: int, model: State, results: Sequence[ClientResult], seconds: float) -> None:
         """Others are still under way."""
         self._under_way.close(number, model, plan.after)
-
-    def model(self, number: int) -> State:
-        """The model with which an earlier update began."""
-        return self._under_way.model(number)
-
-    def under_way(self, clock: float) -> Waste:
-        """What is lost if the cohort ends now."""
-        return self._under_way.lost(clock)
 
     def state(self) -> tuple[dict[int, State], dict[str, Any]]:
         """What is under way."""

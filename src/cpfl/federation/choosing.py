@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 
 from cpfl.errors import SettingError
 from cpfl.federation.oort import Oort
+from cpfl.federation.own_part import own_part
 from cpfl.federation.power_of_choice import PowerOfChoice
 from cpfl.federation.refl import LeastAvailable
 from cpfl.federation.selection import All, Cohort, Random, Selection
@@ -26,19 +26,11 @@ def part_class(name: str) -> type[Selection]:
     """The class that federation.selection names."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    module, colon, attribute = name.partition(":")
-    if not (colon and module and attribute):
+    if not all(name.partition(":")):
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise SettingError(f"{KEY} = {name!r} is unknown; {hint}Known: {', '.join(BUILT_IN)}, or module:Class")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module can fail in any way
-        raise SettingError(f"{KEY} = {name!r} cannot be loaded: {first_line(error)}") from None
-    # A run folder or a TOML file may come from somebody else: it may name a selection, not just anything to call.
-    if not (isinstance(found, type) and issubclass(found, Selection)):
-        raise SettingError(f"{KEY} = {name!r} is no subclass of cpfl.Selection")
-    return found
+    return own_part("selection", name, Selection)
 
 
 def selection(cohort: Cohort) -> Selection:

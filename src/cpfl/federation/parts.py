@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from cpfl.errors import CpflError, SettingError
 from cpfl.experiment import Federation
 from cpfl.federation.local_part import LocalPart
 from cpfl.federation.local_parts import Adam, AdamW, FedDyn, FedProx, Scaffold, Sgd
+from cpfl.federation.own_part import own_part
 from cpfl.federation.server_part import ServerPart
 from cpfl.federation.server_parts import (
     FedAdagrad,
@@ -23,6 +22,7 @@ from cpfl.federation.server_parts import (
     Median,
     TrimmedMean,
 )
+from cpfl.models import first_line
 from cpfl.round_settings import aged
 
 LOCAL_PARTS: dict[str, type[LocalPart]] = {
@@ -49,13 +49,13 @@ Part = TypeVar("Part", LocalPart, ServerPart)
 
 def local_part(federation: Federation) -> LocalPart:
     """How clients learn."""
-    build = LOCAL_PARTS.get(federation.local) or _named("local", federation.local, LocalPart)
+    build = LOCAL_PARTS.get(federation.local) or own_part("local", federation.local, LocalPart)
     return _built("local", federation.local, build, federation, federation.local_args)
 
 
 def server_part(federation: Federation) -> ServerPart:
     """How their models become one."""
-    build = SERVER_PARTS.get(federation.server) or _named("server", federation.server, ServerPart)
+    build = SERVER_PARTS.get(federation.server) or own_part("server", federation.server, ServerPart)
     return _built("server", federation.server, build, federation, federation.server_args)
 
 
@@ -77,20 +77,6 @@ def check(federation: Federation) -> None:
         )
 
 
-@lru_cache
-def _named(key: str, name: str, base: type[Part]) -> type[Part]:
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module can fail in any way
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SettingError(f"federation.{key} = {name!r} cannot be loaded: {reason}") from None
-    # A run folder or a TOML file may come from somebody else: it may name a part, not just anything to call.
-    if not (isinstance(found, type) and issubclass(found, base) and found is not base):
-        raise SettingError(f"federation.{key} = {name!r} is no subclass of cpfl.{base.__name__}")
-    return found
-
-
 def _built(key: str, name: str, build: type[Part], federation: Federation, args: dict[str, Any]) -> Part:
     try:
         inspect.signature(build).bind(federation, **args)
@@ -98,5 +84,5 @@ def _built(key: str, name: str, build: type[Part], federation: Federation, args:
     except CpflError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise SettingError(f"federation.{key} = {name!r} with federation.{key}_args = {args}: {reason}") from None

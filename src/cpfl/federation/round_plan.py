@@ -132,3 +132,18 @@ class UnderWay:
     def restore(self, models: dict[int, State], numbers: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._models, self.begun = dict(models), [Begun.of(tree) for tree in numbers["begun"]]
+
+
+class Outlasting:
+    """A planner whose clients may still be under way when a round ends."""
+
+    def __init__(self, model_bytes: int) -> None:
+        self._bytes, self._under_way = model_bytes, UnderWay(model_bytes)
+
+    def model(self, number: int) -> State:
+        """The model with which an earlier round began."""
+        return self._under_way.model(number)
+
+    def under_way(self, clock: float) -> Waste:
+        """What is lost if the cohort ends now."""
+        return self._under_way.lost(clock)

@@ -11,7 +11,7 @@ from cpfl.errors import CpflError, SettingError
 from cpfl.federation import choosing
 from cpfl.federation.fates import Fate, foresee
 from cpfl.federation.reports import ClientResult
-from cpfl.federation.round_plan import MOST, Begun, Plan, Timing, UnderWay, Waste
+from cpfl.federation.round_plan import MOST, Begun, Outlasting, Plan, Timing, Waste
 from cpfl.federation.selection import Cohort, size
 from cpfl.federation.stopping import ROUNDING
 from cpfl.models import State
@@ -43,10 +43,11 @@ def attempt(fates: Sequence[Fate], needed: int, deadline: float) -> Attempt:
     return Attempt(seconds, last.client, counted, [fate for fate in fates if fate not in counted])
 
 
-class Rounds:
+class Rounds(Outlasting):
     """Plans one cohort's rounds."""
 
     def __init__(self, cohort: Cohort, crash_rate: float, seed: int) -> None:
+        super().__init__(cohort.sent_bytes)
         self._cohort, self._settings, self._crash_rate, self._seed = cohort, cohort.federation, crash_rate, seed
         self._everybody = frozenset(cohort.clients)
         self._needed = size(self._settings, len(cohort.clients))
@@ -64,8 +65,6 @@ class Rounds:
         present = cohort.fleet.availability is None
         self.ahead = self._selection.foresees and present and not self._stale
         self._to_plan = present and not (self._settings.over_selection or self._settings.deadline or crash_rate)
-        self._bytes = cohort.sent_bytes
-        self._under_way = UnderWay(self._bytes)
 
     def plan(self, number: int, clock: float) -> Plan:
         """Attempt after attempt until one brings enough results."""
@@ -160,14 +159,6 @@ class Rounds:
         """What the round brought is learnt, and who is still under way."""
         self._selection.learn(number, results, seconds)
         self._under_way.close(number, model, plan.after)
-
-    def model(self, number: int) -> State:
-        """The model with which an earlier round began."""
-        return self._under_way.model(number)
-
-    def under_way(self, clock: float) -> Waste:
-        """What is lost if the cohort ends now."""
-        return self._under_way.lost(clock)
 
     def state(self) -> tuple[dict[int, State], dict[str, Any]]:
         """The selection's, and what is under way."""
