@@ -169,8 +169,11 @@ class Stopping(Section):
     window: Count = 20  # plateau: rounds in the moving average
     rounds: OptionalCount = 0  # rule = "rounds": exactly so many
     hours: NotNegative = 0  # a limit in virtual hours, with any rule; 0: none
-    cpu_hours: NotNegative = 0  # a limit for the whole federation, shared out by cohort size; 0: none
-    keep: Literal["best", "last"] = "best"  # the model with the lowest moving average, or the newest; joint: the newest
+    cpu_hours: NotNegative = 0  # a limit for the whole federation; 0: none
+    keep: Literal["best", "last", "average"] = (
+        "best"  # lowest moving average | newest, joint's "best" too | mean of late
+    )
+    late: Count = 10  # keep = "average": every round's model counts one in so many, the average before it the rest
     judge: Literal["ensemble", "public"] = "ensemble"  # joint: validation samples | two halves agree on public ones
     every: Count = 25  # joint: rounds of a leg, after which cohorts wait for each other and are judged
     gain: NotNegative = 4.0  # joint: go on while twice the CPU hours would gain so many points

@@ -7,6 +7,7 @@ cohorts that fall back behind one that is there hear the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -82,22 +83,26 @@ class Legs:
         """Judge, if the limits leave room for it."""
         cost = self._judge.cost()
         over = max(session.clock for session in self._sessions) + cost.seconds
-        able = payers(waiting, cost)
         if self._stopping.hours and over > self._stopping.hours * 3600 + ROUNDING:
             for session in waiting:
                 self._finish(session, session.stop(self._ended[session.cohort], "hours"))
-        elif not able:
+        elif self._left(cost) < -ROUNDING:
             for session in waiting:
                 self._finish(session, session.stop(self._ended[session.cohort], "cpu hours"))
         else:
-            judgement = self._judgement(able, cost, over)
+            judgement = self._judgement(waiting, cost, over)
             write(self._path, judgement)
             self._done.append(judgement)
             self._note(sentence(judgement))
             for session in waiting:
                 self._tell(session, judgement)
 
-    def _judgement(self, able: list[Session], cost: Cost, over: float) -> Judgement:
+    def _left(self, cost: Cost) -> float:
+        """The CPU seconds that the limit leaves when so much has been paid."""
+        limit = self._stopping.cpu_hours * 3600 or math.inf
+        return limit - math.fsum(session.cpu_seconds for session in self._sessions) - cost.cpu_seconds
+
+    def _judgement(self, waiting: list[Session], cost: Cost, over: float) -> Judgement:
         seen = self._judge.look([session.teacher() for session in self._sessions])
         spent = (sum(session.cpu_seconds for session in self._sessions) + cost.cpu_seconds) / 3600
         points = [*((one.cpu_hours, one.value) for one in self._done), (spent, seen.value)]
@@ -105,7 +110,8 @@ class Legs:
         return Judgement(
             leg=len(points),
             round=len(points) * self._stopping.every,
-            cohorts=[session.cohort for session in able],
+            cohorts=[session.cohort for session in waiting],
+            allowed=self._allowed(waiting, cost),
             clock=over,
             seconds=cost.seconds,
             cpu_seconds=cost.cpu_seconds,
@@ -117,16 +123,23 @@ class Legs:
             decision="stop" if stop else "on",
         )
 
+    def _allowed(self, waiting: list[Session], cost: Cost) -> list[float]:
+        """The limit, shared out; the next judgement's price is kept back."""
+        if not self._stopping.cpu_hours:
+            return []
+        left = max(0.0, self._left(cost) - cost.cpu_seconds)
+        spent = [session.cpu_seconds + part(session, waiting, cost.cpu_seconds) for session in waiting]
+        return joint.shared_out(left, spent, [self._ended[s.cohort].record.cpu_seconds for s in waiting])
+
     def _tell(self, session: Session, judgement: Judgement) -> None:
         """What a judgement means for a cohort that waits: the same now as after any kill."""
         closed = self._ended[session.cohort]
-        if session.cohort not in judgement.cohorts:
-            closed = session.stop(closed, "cpu hours")
-        elif judgement.decision == "stop":
+        if judgement.decision == "stop":
             closed = session.stop(closed, "joint", judgement.clock)
         else:
-            paying = [self._sessions[cohort] for cohort in judgement.cohorts]
-            closed = session.go_on(closed, judgement.clock, part(session, paying, judgement.cpu_seconds))
+            paid = part(session, [self._sessions[cohort] for cohort in judgement.cohorts], judgement.cpu_seconds)
+            allowed = dict(zip(judgement.cohorts, judgement.allowed, strict=False)).get(session.cohort, math.inf)
+            closed = session.go_on(closed, judgement.clock, paid, allowed)
         self._finish(session, closed)
 
     def _finish(self, session: Session, closed: Closed) -> None:
@@ -135,16 +148,8 @@ class Legs:
 
 
 def part(session: Session, paying: Sequence[Session], cpu_seconds: float) -> float:
-    """What a cohort has to pay of a judgement: those that may go on share it, by their clients."""
+    """What a cohort has to pay of a judgement: those that waited for it share it, by their clients."""
     return cpu_seconds * len(session.clients) / sum(len(other.clients) for other in paying)
-
-
-def payers(waiting: Sequence[Session], cost: Cost) -> list[Session]:
-    """The cohorts whose CPU hours allow for a judgement, if they alone pay for it."""
-    able = list(waiting)
-    while poor := [session for session in able if not session.can_pay(part(session, able, cost.cpu_seconds))]:
-        able = [session for session in able if session not in poor]
-    return able
 
 
 def sentence(judgement: Judgement) -> str:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cpfl import experiment_file
 from cpfl.devices import Fleet
 from cpfl.experiment import Experiment
+from cpfl.federation import joint
 from cpfl.federation.joint import FEWEST, Point, asking_clients, asking_servers, enough, replayed, slope
 from cpfl.federation.session import ClientResult, Closed, Outcome, Session
 
@@ -160,13 +161,19 @@ def test_a_limit_that_the_wait_has_used_up() -> None:
 
 
 def test_cpu_hours_pay_for_judgements() -> None:
-    """Half of 72 s is this cohort's; three rounds took 18 s, a fourth takes 6 s."""
-    one = session(stopping__cpu_hours=72 / 3600)
-    closed = leg(one)
-    assert one.can_pay(18.0)
-    assert not one.can_pay(18.1)
-    assert one.go_on(closed, 20.0, 12.1).record.stop == "cpu hours"
-    assert session().can_pay(1e9)
+    """Half of 72 s is this cohort's at first; three rounds took 18 s, a fourth takes 6 s. Then it is told anew."""
+    for allowed, stop in ((36.0, "cpu hours"), (36.1, "")):
+        one = session(stopping__cpu_hours=72 / 3600)
+        assert one.allowed == 36.0
+        assert one.go_on(leg(one), 20.0, 12.1, allowed).record.stop == stop
+        other = session(stopping__cpu_hours=72 / 3600)
+        other.restore(*one.state())
+        assert other.allowed == allowed
+
+
+def test_a_limit_is_shared_out_by_what_rounds_cost() -> None:
+    """60 s are left; rounds cost 1, 2 and 3 s: ten more rounds for each."""
+    assert joint.shared_out(60.0, [5.0, 6.0, 7.0], [1.0, 2.0, 3.0]) == [15.0, 26.0, 37.0]
 
 
 @pytest.mark.parametrize(("snapshots", "expected"), [("1 rounds", [3]), ("20s", [3]), ("90s", []), ("", [])])

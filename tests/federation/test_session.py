@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cpfl import experiment_file
 from cpfl.devices import Fleet
 from cpfl.experiment import Experiment
+from cpfl.federation import averaging
 from cpfl.federation.session import ClientResult, Closed, Outcome, Session
 
 # A step of one sample takes 3 s on every device; 128 bytes take 1 s each way.
@@ -259,3 +260,26 @@ def test_goes_on_from_any_round(
 def test_a_record_is_json() -> None:
     record = close(session(), validation=None).record
     assert json.loads(json.dumps(record.as_dict(), allow_nan=False)) == record.as_dict()
+
+
+def test_the_average_of_late_models() -> None:
+    """Rounds' models are 1, 2, 3 …: their mean at first, then the newest counts a third."""
+    one = session(stopping__keep="average", stopping__late=3, snapshots="1 rounds")
+    expected, average = [], 0.0
+    for number in range(1, 8):
+        average += (number - average) / min(number, 3)
+        expected.append(average)
+        shown = shots(close(one, validation=10.0 - number))[-1][2]
+        assert (shown, value(one.teacher())) == (pytest.approx(average), pytest.approx(average))
+        if number == 4:
+            other = session(stopping__keep="average", stopping__late=3, snapshots="1 rounds")
+            other.restore(*one.state())
+            one = other
+    assert expected[:3] == [1.0, 1.5, 2.0]
+    assert value(one.model) == 7.0  # training goes on from the newest
+
+
+def test_counts_are_not_averaged() -> None:
+    old = {"w": torch.tensor([0.0]), "seen": torch.tensor(3)}
+    found = averaging.blended(old, {"w": torch.tensor([1.0]), "seen": torch.tensor(4)}, 0.25)
+    assert (found["w"].item(), found["seen"].item(), old["w"].item()) == (0.25, 4, 0.0)

@@ -77,13 +77,13 @@ def reason(
     clock: float = 0.0,
     cpu: float = 0.0,
     last: tuple[float, float] = (0.0, 0.0),
-    share: float = 1.0,
+    allowed: float = math.inf,
     max_rounds: int = 1000,
 ) -> str:
     plateau = Plateau(1)
     if best:
         plateau.judge(best, 1.0)
-    return reason_to_stop(stopping, max_rounds, round, plateau, clock, cpu, last, share)
+    return reason_to_stop(stopping, max_rounds, round, plateau, clock, cpu, last, allowed)
 
 
 def test_patience() -> None:
@@ -109,9 +109,10 @@ def test_limits_go_with_any_rule() -> None:
         assert reason(stopping, clock=3500.0, last=(100.0, 1.0)) == ""
         assert reason(stopping, clock=3500.0, last=(100.5, 1.0)) == "hours"
         assert reason(stopping, clock=3600.0, last=(0.5, 1.0)) == "hours"
-    assert reason(Stopping(cpu_hours=2), cpu=1700.0, last=(1.0, 100.0), share=0.25) == ""
-    assert reason(Stopping(cpu_hours=2), cpu=1700.5, last=(1.0, 100.0), share=0.25) == "cpu hours"
-    assert reason(Stopping(cpu_hours=2), cpu=1e9, last=(1.0, 100.0), share=0.25, round=1000, best=1000) == "cpu hours"
+    for stopping in (Stopping(), Stopping(rule="rounds", rounds=100)):
+        assert reason(stopping, cpu=1700.0, last=(1.0, 100.0), allowed=1800.0) == ""
+        assert reason(stopping, cpu=1700.5, last=(1.0, 100.0), allowed=1800.0) == "cpu hours"
+    assert reason(Stopping(), cpu=1e9, last=(1.0, 100.0), allowed=1800.0, round=1000, best=1000) == "cpu hours"
 
 
 def test_max_rounds_is_the_net_below_all() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class Judgement:
     loss: float | None
     slope: float | None  # points that twice the work gains; None: too few judgements to say
     decision: str  # on or stop
+    allowed: list[float] = field(default_factory=list)  # CPU seconds each of `cohorts` may spend in all, if limited
 
     def as_dict(self) -> dict[str, Any]:
         """For a line of JSON."""
@@ -69,6 +70,13 @@ def enough(points: Sequence[Point], gain: float, legs: int) -> bool:
     """
     now, before = slope(points, legs), slope(points[:-1], legs)
     return now is not None and before is not None and now < gain and now <= before
+
+
+def shared_out(seconds: float, spent: Sequence[float], costs: Sequence[float]) -> list[float]:
+    """What each cohort may spend in all: the CPU seconds that are left, by what a round costs it, so that all have the
+    same number of rounds; what they have spent included."""
+    whole = math.fsum(costs)
+    return [before + seconds * cost / whole for before, cost in zip(spent, costs, strict=True)]
 
 
 def replayed(points: Sequence[Point], gain: float, legs: int) -> int | None:

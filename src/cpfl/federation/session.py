@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cpfl.devices import Fleet
 from cpfl.experiment import Experiment
-from cpfl.federation import accounting, parts, records
+from cpfl.federation import accounting, averaging, parts, records
 from cpfl.federation.buffered import Buffered
 from cpfl.federation.memory import Memory
 from cpfl.federation.records import Closed, RoundRecord, Snapshot
@@ -24,7 +24,7 @@ from cpfl.federation.reports import ClientResult, Origin, Outcome, Work
 from cpfl.federation.round_plan import Plan, Planner, Waste
 from cpfl.federation.rounds import Rounds
 from cpfl.federation.selection import Cohort
-from cpfl.federation.stopping import ROUNDING, Plateau, reason_to_stop
+from cpfl.federation.stopping import Plateau, reason_to_stop
 from cpfl.models import State
 
 __all__ = ["ClientResult", "Closed", "Origin", "Outcome", "RoundRecord", "Session", "Snapshot", "Work"]
@@ -48,10 +48,14 @@ class Session:
         self.round, self.clock, self.cpu_seconds, self.bytes, self.samples = 0, 0.0, 0.0, 0, 0
         self.stopped = ""  # the reason, once it has
         self.legs = 0  # stopping rule joint: those that are over and judged
+        hours = experiment.stopping.cpu_hours
+        share = len(self.clients) / experiment.clients
+        self.allowed = hours * 3600 * share if hours else math.inf  # CPU seconds; joint shares them out anew
         self.memory = Memory()
         self._experiment = experiment
         self._plateau = Plateau(experiment.stopping.window)
         self._kept: State | None = None
+        self._average = start
         known = np.zeros(0, np.int64) if sizes is None else sizes
         size = model_bytes * parts.local_part(experiment.federation).traffic
         self._about = Cohort(cohort, self.clients, experiment.federation, fleet, size, known)
@@ -109,8 +113,11 @@ class Session:
         self._planner.close(plan, self.round + 1, self.model, results, seconds)
         del self._plans[self.round + 1]
 
-        before = Snapshot(self.cohort, self.round, self.clock, self.model)
+        before = Snapshot(self.cohort, self.round, self.clock, self._shown)
         self.model = outcome.model
+        if self._averages:
+            share = 1 / min(self.round + 1, self._experiment.stopping.late)
+            self._average = averaging.blended(self._average, self.model, share)
         self.memory = self.memory.after(outcome.memory)
         self.round += 1
         self.clock += seconds
@@ -162,17 +169,13 @@ class Session:
         """Nothing to do for an engine now: it has stopped, or waits."""
         return bool(self.stopped) or self.paused
 
-    def can_pay(self, cpu_seconds: float) -> bool:
-        """Whether its share of the CPU hours allows for so much of a judgement."""
-        limit = self._experiment.stopping.cpu_hours * 3600 * self._share
-        return not limit or self.cpu_seconds + cpu_seconds <= limit + ROUNDING
-
-    def go_on(self, closed: Closed, clock: float, cpu_seconds: float) -> Closed:
+    def go_on(self, closed: Closed, clock: float, cpu_seconds: float, allowed: float = math.inf) -> Closed:
         """The judgement, over at this moment and paid for with so much, asks for another leg: unless a limit speaks
-        against it. What the last round of the leg had yielded, and what the wait adds to it."""
+        against it, such as what all rounds may cost from now on. What the last round of the leg had yielded, and what
+        the wait adds to it."""
         arrived, record = self.clock, closed.record
         self.legs += 1
-        self.clock, self.cpu_seconds = clock, self.cpu_seconds + cpu_seconds
+        self.clock, self.cpu_seconds, self.allowed = clock, self.cpu_seconds + cpu_seconds, allowed
         self.stopped = self._reason_to_stop(record.seconds, record.cpu_seconds)
         return self._waited(closed, arrived)
 
@@ -185,7 +188,7 @@ class Session:
     def _waited(self, closed: Closed, arrived: float) -> Closed:
         """The round ended when it did, whatever came after; but a moment to keep the model may have passed since."""
         kept = {snapshot.round for snapshot in closed.snapshots}
-        due = self._due(Snapshot(self.cohort, self.round, arrived, self.model)) if self.round not in kept else []
+        due = self._due(Snapshot(self.cohort, self.round, arrived, self._shown)) if self.round not in kept else []
         snapshots = [replace(snapshot, clock=arrived) for snapshot in due[:1]]
         return Closed(self._ended(replace(closed.record, stop=self.stopped)), [*closed.snapshots, *snapshots])
 
@@ -200,32 +203,39 @@ class Session:
         return self._plateau.best_round
 
     def teacher(self) -> State:
-        """The model this cohort contributes: the best by validation, or the newest, which is what joint judges."""
+        """The model this cohort contributes: the best by validation, else the newest or the average of late ones; joint
+        judges one of those."""
         stopping = self._experiment.stopping
         if stopping.keep == "best" and stopping.rule != "joint" and self._kept is not None:
             return self._kept
-        return self.model
+        return self._shown
 
     def state(self) -> tuple[dict[str, State], dict[str, Any]]:
         """Models and numbers from which the session goes on exactly as it would have."""
         states, newest = {"model": self.model}, self._kept is self.model
         if self._kept is not None and not newest:
             states["kept"] = self._kept
+        if self._averages:
+            states["average"] = self._average
         states |= self.memory.states()
         numbers = {key: getattr(self, key) for key in _NUMBERS}
         older, planned = self._planner.state()
         states |= {f"{_OLDER}{number}": model for number, model in older.items()}
+        if self.legs and not math.isinf(self.allowed):
+            numbers["allowed"] = self.allowed
         known = {"legs": self.legs, "kept_is_newest": newest, "plateau": self._plateau.state(), "planner": planned}
         return states, numbers | known
 
     def restore(self, states: dict[str, State], numbers: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.model = states["model"]
+        self._average = states.get("average", self.model)
         self.memory = Memory.of(states)
         self._kept = self.model if numbers["kept_is_newest"] else states.get("kept")
         for key in _NUMBERS:
             setattr(self, key, numbers[key])
         self.legs = numbers.get("legs", 0)  # runs of the other rules may be older than this number
+        self.allowed = numbers.get("allowed", self.allowed)
         self._plateau.restore(numbers["plateau"])
         older = {int(kind.removeprefix(_OLDER)): one for kind, one in states.items() if kind.startswith(_OLDER)}
         self._plans.clear()
@@ -233,23 +243,28 @@ class Session:
             self._planner.restore(older, numbers["planner"])
 
     @property
+    def _averages(self) -> bool:
+        return self._experiment.stopping.keep == "average"
+
+    @property
+    def _shown(self) -> State:
+        """The model that stands for the cohort now."""
+        return self._average if self._averages else self.model
+
+    @property
     def _leg_end(self) -> float:
         """The round at which it waits next."""
         stopping = self._experiment.stopping
         return (self.legs + 1) * stopping.every if stopping.rule == "joint" else math.inf
 
-    @property
-    def _share(self) -> float:
-        return len(self.clients) / self._experiment.clients
-
     def _reason_to_stop(self, seconds: float, cpu_seconds: float) -> str:
         e, last = self._experiment, (seconds, cpu_seconds)
         return reason_to_stop(
-            e.stopping, e.max_rounds, self.round, self._plateau, self.clock, self.cpu_seconds, last, self._share
+            e.stopping, e.max_rounds, self.round, self._plateau, self.clock, self.cpu_seconds, last, self.allowed
         )
 
     def _due(self, before: Snapshot) -> list[Snapshot]:
-        after = Snapshot(self.cohort, self.round, self.clock, self.model)
+        after = Snapshot(self.cohort, self.round, self.clock, self._shown)
         return records.due(self._experiment.snapshots, before, after, bool(self.stopped))
 
 

@@ -50,12 +50,12 @@ def reason_to_stop(
     clock: float,
     cpu_seconds: float,
     last: tuple[float, float],
-    share: float,
+    allowed: float,
 ) -> str:
     """Why the cohort ends after this round; empty: it goes on.
 
     Limits stop a cohort before the round that, if it cost as much as the `last` one (seconds, CPU seconds), would pass
-    them. The CPU hours of the federation are shared out by cohort size (`share`), so that no cohort waits for another.
+    them. Of the federation's CPU hours a cohort is `allowed` so many seconds, so that none waits for another.
     """
     if stopping.rule == "plateau" and round - plateau.best_round >= stopping.patience:
         return "plateau" if plateau.best_round else "no validation signal"
@@ -63,6 +63,6 @@ def reason_to_stop(
         return "rounds"
     if stopping.hours and clock + last[0] > stopping.hours * 3600 + ROUNDING:
         return "hours"
-    if stopping.cpu_hours and cpu_seconds + last[1] > stopping.cpu_hours * 3600 * share + ROUNDING:
+    if cpu_seconds + last[1] > allowed + ROUNDING:
         return "cpu hours"
     return "max rounds" if round >= max_rounds else ""
