@@ -2,7 +2,7 @@
 
 The accuracy on the clients' validation samples says which way to choose; the test set stands beside it.
 
-    python benchmarks/paper/effects.py --data DIR --out results/paper/effects.json [--only NAME,NAME] RUN...
+    python benchmarks/paper/effects.py --data DIR --out results/paper/effects.json [--only "NAME;NAME"] RUN...
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", help="names of changes, with commas between them; else all")
+    parser.add_argument("--only", help="names of changes, with semicolons between them; else all")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("runs", nargs="+", type=Path)
     words = parser.parse_args()
-    names = words.only.split(",") if words.only else list(CHANGES)
+    names = words.only.split(";") if words.only else list(CHANGES)
     unknown = [name for name in names if name not in CHANGES]
     if unknown:
         parser.error(f"no change is called {unknown[0]!r}; there are: {', '.join(CHANGES)}")
