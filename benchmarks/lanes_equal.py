@@ -24,7 +24,7 @@ from cpfl.problem import prepare
 from cpfl.stacked import conv
 
 BASE = {"precision": "float64", "max_rounds": 8, "distillation.epochs": 1}
-ALLOWED = (500, 350, 250, 200, 150)  # MiB for the lanes, tried until they are too few
+ALLOWED = (1500, 1000, 750, 600, 500, 400)  # MiB for the lanes, tried until they are too few
 CASES = {
     "n = 4, momentum": {},
     "n = 1": {"cohorts": 1},

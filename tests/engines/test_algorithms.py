@@ -12,6 +12,7 @@ import cpfl
 from cpfl import experiment_file
 from cpfl.data.federated import Given
 from cpfl.engines.lanes import LaneEngine, shift
+from cpfl.engines.lanes.step import Lanes
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
 from cpfl.federation.session import Closed, Session
@@ -96,6 +97,25 @@ def test_engines_are_equal(name: str, cohorts: int) -> None:
     for engine in ("workers", "lanes"):
         for ours, theirs in zip(federate(problem, engine), plain, strict=True):
             assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "scaffold", "feddyn", "bounded updates", "krum"])
+@pytest.mark.parametrize("cohorts", [1, 2])
+def test_many_of_a_cohort_end_at_once(name: str, cohorts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of one size: those of a cohort go out in one letter, with places that stay empty."""
+    alike = list[int]()
+    harvest = Lanes._harvest_alike
+    monkeypatch.setattr(Lanes, "_harvest_alike", lambda lanes: (alike.append(1), harvest(lanes))[1])
+    settings = BASE | {f"federation.{k}": v for k, v in ALGORITHMS[name].items()}
+    settings |= {"cohorts": cohorts, "data.split": "iid", "max_rounds": 4}
+    problem = prepare(experiment_file.with_settings(cpfl.Experiment(), settings), [], Given())
+    plain, sessions = federate(problem, "reference"), plan(problem)
+    LaneEngine(problem, CPU, 9).federate(
+        sessions, lambda session, closed: vars(session).setdefault("lines", []).append(closed.record.as_dict())
+    )
+    assert bool(alike) == (name != "krum")  # which must see every model
+    for ours, theirs in zip(sessions, plain, strict=True):
+        assert_alike(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "krum"])

@@ -62,6 +62,7 @@ def _engine(name: str, problem: Problem, device: torch.device, note: Callable[[s
             if lanes < 1:
                 raise
         note(f"the device is out of memory: going on with {lanes} lanes")
+        torch.compiler.reset()  # kernels that were being tried out hold what they were tried with
         gc.collect()  # what was begun refers to itself
         torch.cuda.empty_cache()
 

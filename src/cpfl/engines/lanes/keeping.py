@@ -61,6 +61,14 @@ class Keeping:
         moved_FP = self.moved_NP.index_select(0, places).add_(lanes_rows).sub_(client_rows)
         self.moved_NP.index_copy_(0, places, moved_FP)
 
+    def leave_alike(
+        self, lanes_rows: Tensor, client_rows: Tensor, filled: Tensor, clients: Tensor, place: Tensor
+    ) -> None:
+        """The same for clients of one cohort; where nobody is, there may be anything, and nothing is moved."""
+        self.rows_MP.index_copy_(0, clients, lanes_rows)
+        moved_1P = torch.where(filled, lanes_rows - client_rows, 0).sum(0, keepdim=True)
+        self.moved_NP.index_copy_(0, place, self.moved_NP.index_select(0, place).add_(moved_1P))
+
     def advance(
         self, models_VP: Tensor, means_VP: Tensor, places: Tensor, paces_V1: Tensor, sizes_V1: Tensor
     ) -> Tensor:

@@ -138,8 +138,7 @@ class Lanes:
         keeping, cohorts = self._bench.keeping, dict[int, list[Line]]()
         for line in ended:
             cohorts.setdefault(line[1], []).append(line)
-        # Parts that keep something of every client want them one by one.
-        many = self.count + 1 if keeping.local.keeps_rows or keeping.one_by_one else MANY
+        many = self.count + 1 if keeping.one_by_one else MANY
         size = len(self._together.here["lanes"])
         for lines in cohorts.values():
             for at in range(0, len(lines) if len(lines) >= many else 0, size):
@@ -197,10 +196,14 @@ class Lanes:
     def _harvest_alike(self) -> None:
         there, bench, keeping = self._together.there, self._bench, self._bench.keeping
         lanes, places, clients = there["lanes"], there["places"], there["clients"]
-        models_FP = self.params_LP.index_select(0, lanes)
+        models_FP, filled_F1 = self.params_LP.index_select(0, lanes), (lanes != self.count)[:, None]
+        if keeping.local.keeps_rows:
+            at = self._of(lanes)
+            assert at.client is not None
+            keeping.leave_alike(keeping.local.leave(models_FP, at), at.client, filled_F1, clients, places)
         if keeping.receives:
             models_FP = keeping.server.receive(models_FP, bench.models_NP.index_select(0, places).expand_as(models_FP))
-        total_1P = models_FP.mul_(there["weights"][:, None]).sum(0, keepdim=True)
+        total_1P = torch.where(filled_F1, models_FP.mul_(there["weights"][:, None]), 0).sum(0, keepdim=True)
         bench.sums_NP.index_copy_(0, places, bench.sums_NP.index_select(0, places).add_(total_1P))
         bench.losses_M.index_copy_(0, clients, self.losses_L.index_select(0, lanes))
         bench.squares_M.index_copy_(0, clients, self.squares_L.index_select(0, lanes))
