@@ -28,6 +28,36 @@ with warnings.catch_warnings():  # typer takes names from click that click 8.4 c
 torch.set_num_threads(1)
 
 QUICK = ("--set", "max_rounds=5", "--set", "distillation.epochs=2")
+# Files of a minute and more, the longest first.
+LONG = (
+    "runs/test_kill.py",
+    "deploy/test_faults.py",
+    "test_docs.py",
+    "deploy/test_commands.py",
+    "runs/test_joint_runs.py",
+    "runs/test_sweep_kill.py",
+    "board/test_live_page.py",
+    "test_real_data.py",
+    "board/test_board_server.py",
+    "runs/test_keeper.py",
+    "deploy/test_deployed.py",
+    "engines/test_workers.py",
+    "runs/test_determinism.py",
+    "runs/test_rounds_kill.py",
+    "engines/test_lanes.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Clusters and long files come first: begun last, one would go on alone while another worker had nothing to do."""
+    place = {name: number for number, name in enumerate(LONG)}
+    folder = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        name = str(item.path.relative_to(folder)) if item.path.is_relative_to(folder) else ""
+        return -1 if name.startswith("cluster/") else place.get(name, len(place))
+
+    items.sort(key=rank)
 
 
 @dataclass(frozen=True)

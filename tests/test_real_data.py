@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not (DATA / "cifar10").is_dir(), reason="the rea
 def test_cifar10_from_the_command_line(cpfl_command: Command, tmp_path: Path) -> None:
     """As the docs say it, cut down to what two cores do in seconds."""
     words = ["run", "cifar10", "--data", str(DATA), "--set", "data.public=tinyimagenet32"]
-    for setting in ("max_rounds=2", "data.train_limit=1500", "data.public_limit=600", "distillation.epochs=2"):
+    for setting in ("max_rounds=2", "data.train_limit=1500", "data.public_limit=600", "distillation.epochs=1"):
         words += ["--set", setting]
     cpfl_command(*words, "--out", "real").good()
     summary = json.loads((tmp_path / "real" / "summary.json").read_text())

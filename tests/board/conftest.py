@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,13 +49,13 @@ class Served:
         return self.process.wait(timeout=30)
 
 
-@pytest.fixture
-def board(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    """Starts a board over a folder, at a free port."""
+@contextlib.contextmanager
+def boards(place: Path) -> Iterator[Callable[..., Served]]:
+    """Starts boards over folders of this place, at free ports; they end with it."""
     started: list[subprocess.Popen[str]] = []
 
     def start(folder: Path | str, *words: str) -> Served:
-        process = cpfl("board", folder, "--port", "0", *words, cwd=tmp_path)
+        process = cpfl("board", folder, "--port", "0", *words, cwd=place)
         started.append(process)
         said = ""
         assert process.stdout is not None
@@ -63,10 +65,55 @@ def board(tmp_path: Path) -> Iterator[Callable[..., Served]]:
                 return Served(process, int(found[1]), said)
         raise AssertionError(f"the board did not start: {said}")
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Starts a board over a folder of this test's own."""
+    with boards(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def board_of_one(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A board over one finished run, for tests that only ask it something; a secret lies beside what it shows."""
+    place = tmp_path_factory.mktemp("board-of-one")
+    shutil.copytree(finished, place / "runs" / "one")
+    (place / "secret").write_text("secret")
+    with boards(place) as start:
+        yield start("runs")
+
+
+def three(place: Path, finished: Path, unfinished: Path) -> Path:
+    """A finished run and two that are not, in a folder of this place."""
+    runs = place / "runs"
+    shutil.copytree(finished, runs / "done")
+    for name, seed in (("open", 90), ("later", 91)):
+        shutil.copytree(unfinished, runs / name)
+        path = runs / name / "experiment.toml"
+        path.write_text(path.read_text().replace("seed = 90", f"seed = {seed}"))
+    return runs
+
+
+@pytest.fixture
+def several(finished: Path, unfinished: Path, tmp_path: Path) -> Path:
+    """A finished run and two that are not, to be changed."""
+    return three(tmp_path, finished, unfinished)
+
+
+@pytest.fixture(scope="module")
+def board_of_three(finished: Path, unfinished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A board over a finished run and two that are not, for tests that only look at it."""
+    place = tmp_path_factory.mktemp("board-of-three")
+    three(place, finished, unfinished)
+    with boards(place) as start:
+        yield start("runs")
 
 
 @pytest.fixture

@@ -49,41 +49,36 @@ def test_the_page_and_what_keeps_it_fresh(board: Start, runs: Path) -> None:
     assert served.stop() == 0
 
 
-def test_it_can_only_be_read(board: Start, runs: Path) -> None:
-    served = board("runs")
+def test_it_can_only_be_read(board_of_one: Any) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "MKCOL"):
-        answer, _ = served.ask("/", method)
+        answer, _ = board_of_one.ask("/", method)
         assert answer.status == 405, method
         assert answer.headers["Allow"] == "GET, HEAD"
 
 
-def test_no_path_leads_to_a_file(board: Start, runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("secret")
-    served = board("runs")
+def test_no_path_leads_to_a_file(board_of_one: Any) -> None:
     for path in ("/../secret", "/%2e%2e/secret", "//secret", "/one/run.json", "/run.json", "/.", "file:///etc/passwd"):
-        answer, text = served.ask(path)
+        answer, text = board_of_one.ask(path)
         assert answer.status == 404, path
         assert "secret" not in text
         assert "plan" not in text
 
 
-def test_a_foreign_name_is_refused(board: Start, runs: Path) -> None:
+def test_a_foreign_name_is_refused(board_of_one: Any) -> None:
     """A page elsewhere may let its own name point to this machine: a browser would then read the answer to it."""
-    served = board("runs")
-    for host in ("evil.example", f"evil.example:{served.port}", "127.0.0.1.evil.example", "", "localhost.evil"):
-        answer, text = served.ask("/fresh.json", host=host)
+    for host in ("evil.example", f"evil.example:{board_of_one.port}", "127.0.0.1.evil.example", "", "localhost.evil"):
+        answer, text = board_of_one.ask("/fresh.json", host=host)
         assert answer.status == 421, host
         assert "digits" not in text
 
 
-def test_own_names_are_known(board: Start, runs: Path) -> None:
-    served = board("runs")
-    for host in ("localhost", "LOCALHOST:1234", "127.0.0.1", f"127.0.0.1:{served.port}", "[::1]:80"):
-        assert served.ask("/fresh.json", host=host)[0].status == 200, host
+def test_own_names_are_known(board_of_one: Any) -> None:
+    for host in ("localhost", "LOCALHOST:1234", "127.0.0.1", f"127.0.0.1:{board_of_one.port}", "[::1]:80"):
+        assert board_of_one.ask("/fresh.json", host=host)[0].status == 200, host
 
 
-def test_another_host_is_warned_of(board: Start, runs: Path) -> None:
-    assert "warning" not in board("runs").said
+def test_another_host_is_warned_of(board: Start, board_of_one: Any, runs: Path) -> None:
+    assert "warning" not in board_of_one.said
     served = board("runs", "--host", "0.0.0.0")
     assert "everyone who can reach 0.0.0.0 can read this page" in served.said
     assert served.ask("/fresh.json", host=socket.gethostname())[0].status == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ def test_a_run_from_its_beginning_to_its_end(browser: Any, board: Start, trainin
     with Visit(browser, served.address) as visit:
         page = visit.page
         assert "There are no runs in this folder yet" in page.inner_text("h1")
-        training(tmp_path / "runs" / "live", cohorts=8, distillation__epochs=5)
+        settings = {"cohorts": 8, "stopping__patience": 15, "stopping__window": 5, "distillation__epochs": 5}
+        training(tmp_path / "runs" / "live", **settings)
         page.wait_for_selector("[data-figure=live-curves] .mark-line path", timeout=90_000)
         assert "One run, under way." in page.inner_text("h1")
         before = page.evaluate(POINTS)
@@ -45,24 +45,10 @@ def test_a_run_from_its_beginning_to_its_end(browser: Any, board: Start, trainin
         assert {address.removeprefix(served.address) for address in visit.asked} <= {"", "fresh.json", "data:,"}
 
 
-@pytest.fixture
-def several(finished: Path, unfinished: Path, tmp_path: Path) -> Path:
-    """A finished run and two that are not."""
-    runs = tmp_path / "runs"
-    shutil.copytree(finished, runs / "done")
-    for name, seed in (("open", 90), ("later", 91)):
-        shutil.copytree(unfinished, runs / name)
-        path = runs / name / "experiment.toml"
-        path.write_text(path.read_text().replace("seed = 90", f"seed = {seed}"))
-    return runs
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_legible_at_any_width_in_both_schemes(
-    browser: Any, board: Start, several: Path, width: int, scheme: str
-) -> None:
-    with Visit(browser, board("runs").address, width, scheme) as visit:
+def test_legible_at_any_width_in_both_schemes(browser: Any, board_of_three: Any, width: int, scheme: str) -> None:
+    with Visit(browser, board_of_three.address, width, scheme) as visit:
         page = visit.page
         visit.shot(f"several-{width}-{scheme}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -83,8 +69,8 @@ COLOURS = """name => [getComputedStyle(document.querySelector(name)).color,
     getComputedStyle(document.body).backgroundColor]"""
 
 
-def test_runs_side_by_side(browser: Any, board: Start, several: Path) -> None:
-    with Visit(browser, board("runs").address) as visit:
+def test_runs_side_by_side(browser: Any, board_of_three: Any) -> None:
+    with Visit(browser, board_of_three.address) as visit:
         page = visit.page
         page.wait_for_selector("[data-figure=live-runs] svg")
         assert page.locator("[data-figure=live-runs] .mark-line path").count() == 3
@@ -94,9 +80,9 @@ def test_runs_side_by_side(browser: Any, board: Start, several: Path) -> None:
         assert visit.complaints == []
 
 
-def test_by_keyboard_alone(browser: Any, board: Start, several: Path) -> None:
+def test_by_keyboard_alone(browser: Any, board_of_three: Any) -> None:
     """Tab reaches every link, menu, region and fold, and whoever is there is seen to be."""
-    with Visit(browser, board("runs").address) as visit:
+    with Visit(browser, board_of_three.address) as visit:
         page = visit.page
         wanted = page.evaluate(
             """() => [...document.querySelectorAll('a[href], select, summary, [tabindex="0"]')]

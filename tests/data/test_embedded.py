@@ -26,6 +26,16 @@ def test_digits_are_all_there_once() -> None:
     assert both.max() == 255
 
 
+@pytest.mark.parametrize("kept", ["where we look", "elsewhere"])
+def test_digits_are_as_scikit_learn_hands_them_out(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kept == "elsewhere":
+        monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
+    images, labels = embedded._scanned.__wrapped__()
+    bunch = load_digits()
+    np.testing.assert_array_equal(images, bunch.images)
+    np.testing.assert_array_equal(labels, bunch.target)
+
+
 def test_digits_are_the_same_every_time() -> None:
     assert embedded.digits("test").fingerprint() == embedded.digits("test").fingerprint()
 

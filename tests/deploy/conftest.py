@@ -20,6 +20,7 @@ from cpfl import experiment_file
 from cpfl.deploy.loopback import Loopback
 
 APP = Path(__file__).parent / "app"
+PRELOAD = ["sklearn.datasets", "flwr.serverapp.strategy", "no_such_module"]  # what is not there does no harm
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -99,7 +100,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     made: list[Fleet] = []
 
     def make(name: str = "fleet", **options: Any) -> Fleet:
-        made.append(Fleet(tmp_path / name, preload=["sklearn.datasets", "flwr.serverapp.strategy"], **options))
+        made.append(Fleet(tmp_path / name, preload=PRELOAD, **options))
         made[-1].start_link()
         return made[-1]
 

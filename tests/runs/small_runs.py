@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-DRIVER = Path(__file__).with_name("dying.py")
+from forked import Forked
+
 Unbroken = Callable[..., Path]  # settings -> the folder of an undisturbed run
 MEASURED = {"wall_seconds", "samples_per_second", "distill_seconds"}
 
@@ -30,12 +31,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def command(*words: str | Path, driver: Sequence[str] = ()) -> list[str]:
-    """cpfl as a process of its own; with `driver`, one that fails as told."""
-    program = [str(DRIVER), *driver] if driver else ["-m", "cpfl"]
-    return [sys.executable, *program, *map(str, words)]
-
-
 def run_words(out: Path, settings: Mapping[str, Any]) -> list[str]:
     """The command line of a run with these settings."""
     words = ["run", "digits", "--device", "cpu", "--out", str(out)]
@@ -49,19 +44,25 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def start(*words: str | Path, driver: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """cpfl, going on by itself."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command(*words, driver=driver), env=environment(), stdout=subprocess.DEVNULL, stderr=pipe, text=True
-    )
+def start(*words: str | Path, driver: Sequence[str] = ()) -> Forked:
+    """cpfl, going on by itself; with `driver`, one that fails as told."""
+    if driver:
+        return Forked("dying:main", ["dying.py", *driver, *map(str, words)], environment())
+    return Forked("cpfl.cli:main", ["cpfl", *map(str, words)], environment())
+
+
+def start_cold(*words: str | Path) -> subprocess.Popen[str]:
+    """The same from an interpreter's first line on."""
+    program = [sys.executable, "-m", "cpfl", *map(str, words)]
+    return subprocess.Popen(program, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def cpfl(*words: str | Path, driver: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """cpfl to its end."""
-    return subprocess.run(
-        command(*words, driver=driver), env=environment(), capture_output=True, text=True, timeout=120, check=False
-    )
+    process = start(*words, driver=driver)
+    said, complained = process.communicate(timeout=120)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(words, process.returncode, said, complained)
 
 
 def outcome(path: Path) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import small_runs
+from forked import Forked
 from small_runs import Unbroken
 
 from cpfl import api
@@ -83,7 +84,7 @@ def lines(path: Path, pattern: str) -> list[bytes]:
     return [line for file in path.glob(pattern) for line in file.read_bytes().splitlines()]
 
 
-def killed_at(process: subprocess.Popen[str], reached: Callable[[], bool]) -> bool:
+def killed_at(process: subprocess.Popen[str] | Forked, reached: Callable[[], bool]) -> bool:
     """Kill the process when the moment has come; False if it ended before."""
     while process.poll() is None:
         if reached():
@@ -116,7 +117,8 @@ def test_killed_again_and_again(
         # Before it has a run.json a folder is no run, and the same command starts it.
         begun = (path / "run.json").exists()
         words = ["resume", str(path)] if begun else small_runs.run_words(path, settings)
-        kills += killed_at(small_runs.start(*words), moment(path, dice))
+        start = small_runs.start_cold if moment is early else small_runs.start
+        kills += killed_at(start(*words), moment(path, dice))
     ended = small_runs.cpfl("resume", path)
     assert ended.returncode == 0, ended.stderr
     assert small_runs.differing(path, unbroken(**settings)) == []

@@ -6,10 +6,13 @@ drawn here with Pillow's built-in font, so a first run works on a machine withou
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import math
 import string
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -35,14 +38,28 @@ BLOCK = 4  # 4×4 pixels of it become one value 0..16
 
 def digits(split: Literal["train", "test"]) -> Samples:
     """scikit-learn's 1,797 digits; a fixed fifth of them is the test set."""
-    from sklearn.datasets import load_digits  # imported here: it takes a second that other sets need not pay
-
-    bunch = load_digits()
-    order = stream(0, "test").permutation(len(bunch.images))
+    images, labels = _scanned()
+    order = stream(0, "test").permutation(len(images))
     held_out = round(TEST_SHARE * len(order))
     # Sorted, so that the samples keep the source's order.
     index = np.sort(order[:held_out] if split == "test" else order[held_out:])
-    return Samples(_to_bytes(bunch.images[index]), bunch.target[index].astype(np.int64))
+    return Samples(_to_bytes(images[index]), labels[index].astype(np.int64))
+
+
+@cache
+def _scanned() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Block counts and labels, from scikit-learn's file: its import takes longer than a small run."""
+    found = importlib.util.find_spec("sklearn")
+    for folder in (found and found.submodule_search_locations) or ():
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            with gzip.open(path, "rt") as file:
+                rows = np.loadtxt(file, delimiter=",")
+            return rows[:, :-1].reshape(-1, FIELD // BLOCK, FIELD // BLOCK), rows[:, -1]
+    from sklearn.datasets import load_digits  # a version that keeps it elsewhere
+
+    bunch = load_digits()
+    return bunch.images, bunch.target
 
 
 def grainy(samples: Samples, part: int) -> Samples:

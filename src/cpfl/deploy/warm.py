@@ -77,8 +77,11 @@ def serve(door: socket.socket, parent: int, modules: Sequence[str]) -> None:
     """Fork for whoever knocks, for as long as the parent lives."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when its parent has
-    for module in (*LOADED, *modules):
+    for module in LOADED:
         importlib.import_module(module)
+    for module in modules:
+        with contextlib.suppress(Exception):  # whoever needs it will tell what is wrong with it
+            importlib.import_module(module)
     door.settimeout(0.5)
     running = set[int]()
     while os.getppid() == parent:

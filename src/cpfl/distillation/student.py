@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cpfl import models
+from cpfl.distillation.adam import Adam
 from cpfl.distillation.targets import Numbers
 from cpfl.errors import CpflError, ModelError
 from cpfl.experiment import Distillation
@@ -87,8 +88,9 @@ class Step:
         device = next(student.parameters()).device
         self._student, self._settings, self._numbers, self._lesson = student, settings, numbers, lesson
         self._on_gpu = device.type == "cuda"
-        self._optimizer = torch.optim.Adam(student.parameters(), settings.lr, capturable=self._on_gpu)
-        if self._on_gpu:  # a captured graph reads it where it is
+        self._optimizer: Adam | torch.optim.Adam = Adam(student.parameters(), settings.lr)
+        if self._on_gpu:  # a captured graph reads the rate where it is
+            self._optimizer = torch.optim.Adam(student.parameters(), settings.lr, capturable=True)
             self._rate = self._optimizer.param_groups[0]["lr"] = torch.tensor(settings.lr, device=device)
         self._rows = torch.zeros(settings.batch_size, dtype=torch.int64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -97,10 +99,10 @@ class Step:
 
     def set_rate(self, rate: float) -> None:
         """Another learning rate from now on."""
-        if self._on_gpu:
-            self._rate.fill_(rate)
+        if isinstance(self._optimizer, Adam):
+            self._optimizer.lr = rate
         else:
-            self._optimizer.param_groups[0]["lr"] = rate
+            self._rate.fill_(rate)
 
     def __call__(self, rows: Tensor) -> None:
         """Learn from these rows of the public set."""

@@ -21,7 +21,8 @@ from cpfl.models import State
 from cpfl.problem import Problem
 from cpfl.stacked import layers
 
-CHUNK = {"cuda": 4096}  # samples in one forward pass; elsewhere 1024
+CHUNK = {"cuda": 4096}  # samples in one forward pass; elsewhere few enough to stay in a core's caches
+FEW = 128
 BISECTIONS = 12  # to a thousandth
 KEPT = 2**30  # bytes of inputs that are kept for the next teacher instead of being made again
 
@@ -54,7 +55,7 @@ class Chunks:
     """Inputs in the pieces that a forward pass takes, kept where they are few."""
 
     def __init__(self, count: int, inputs: Inputs, numbers: Numbers) -> None:
-        self.numbers, size = numbers, CHUNK.get(numbers.device.type, 1024)
+        self.numbers, size = numbers, CHUNK.get(numbers.device.type, FEW)
         self._parts = [slice(at, min(at + size, count)) for at in range(0, count, size)]
         self._inputs = inputs
         self._kept: list[Tensor] | None = None

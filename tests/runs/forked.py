@@ -1,0 +1,73 @@
+"""cpfl as a process of its own that begins with everything loaded: forked from one that has done nothing but load it.
+
+An interpreter that starts from nothing takes seconds to import torch; tests that need dozens of processes, to kill most
+of them, would spend their time on that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["cpfl.cli", "cpfl.board.server", __name__])
+
+
+class Forked:
+    """What tests use of subprocess.Popen: pid, returncode, poll, kill, communicate."""
+
+    def __init__(self, program: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        """`program`: module:function, called with these words as sys.argv."""
+        self._said = Path(tempfile.mkdtemp(prefix="cpfl-forked-"))
+        facts = (program, list(words), dict(environment), str(Path.cwd()), str(self._said))
+        self._process = CONTEXT.Process(target=_begin, args=facts)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it said and what it complained of, once it has ended; it is killed if that takes too long."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self.kill()
+            self._process.join()
+            raise TimeoutError(f"it did not end within {timeout} s")
+        said, complained = ((self._said / name).read_text() for name in ("out", "err"))
+        shutil.rmtree(self._said)
+        return said, complained
+
+
+def _begin(program: str, words: list[str], environment: dict[str, str], folder: str, said: str) -> None:
+    """In the new process: put everything in place that a shell would have, then the program."""
+    for number, name in ((1, "out"), (2, "err")):
+        handle = os.open(f"{said}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(handle, number)
+        os.close(handle)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "0")) or torch.get_num_threads())
+    sys.argv = words
+    module, _, function = program.partition(":")
+    getattr(importlib.import_module(module), function)()
