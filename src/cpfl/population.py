@@ -36,6 +36,7 @@ class Population:
     clients: Clients
     fleet: Fleet
     plan: CohortPlan
+    label_counts: NDArray[np.int64] | None = None  # of cohorts, (N, C), where they are told already
 
     def columns(self) -> Columns:
         """Everything that grows with the number of clients."""
@@ -51,7 +52,8 @@ class Population:
         clients = copy.copy(self.clients)
         vars(clients).update({name: columns[name] for name in vars(clients)})
         fleet = replace(self.fleet, compute_ms=columns["compute_ms"], network_kbps=columns["network_kbps"])
-        return Population(clients, fleet, [Members(columns[f"cohort {cohort}"]) for cohort in range(len(self.plan))])
+        plan = [Members(columns[f"cohort {cohort}"]) for cohort in range(len(self.plan))]
+        return replace(self, clients=clients, fleet=fleet, plan=plan)
 
 
 def settled(clients: Clients, fleet: Fleet, plan: CohortPlan) -> Population:

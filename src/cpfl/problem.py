@@ -117,8 +117,9 @@ def prepare(
         if name not in made:
             made[name] = _architecture(name, f"cohorting.models.{cohort}", experiment, data, x)
     others = {int(cohort): made[name] for cohort, name in experiment.cohorting.models.items()}
-    counts = cohort_counts(data.label_table, population.plan, experiment.privacy, experiment.seed)
-    fleet, plan = population.fleet, population.plan
+    fleet, plan, counts = population.fleet, population.plan, population.label_counts
+    if counts is None:
+        counts = cohort_counts(data.label_table, plan, experiment.privacy, experiment.seed)
     return Problem(experiment, data, build, build_student, fleet, plan, state, size, counts, others)
 
 

@@ -10,9 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cpfl.data.federated import Given
 from cpfl.data.sources import search_roots
 from cpfl.engines.ray.letters import Arrays
@@ -32,7 +29,6 @@ class Recipe:
     population: Population
     start: Arrays
     starts: dict[int, Arrays]
-    label_counts: NDArray[np.int64]
     fingerprint: dict[str, str]
 
 
@@ -53,10 +49,8 @@ def packed(problem: Problem, folder: str) -> Shipped:
         if name == GIVEN:
             raise SettingError(f"--node-data {folder} cannot hold your own {key}, given in Python: leave it out")
     starts = {cohort: to_arrays(own.start) for cohort, own in problem.others.items()}
-    population = Population(problem.data.clients, problem.fleet, problem.plan)
-    return Recipe(
-        folder, experiment, population, to_arrays(problem.start), starts, problem.label_counts, problem.fingerprint()
-    )
+    population = Population(problem.data.clients, problem.fleet, problem.plan, problem.label_counts)
+    return Recipe(folder, experiment, population, to_arrays(problem.start), starts, problem.fingerprint())
 
 
 def unpacked(shipped: Shipped) -> Problem:
@@ -70,4 +64,4 @@ def unpacked(shipped: Shipped) -> Problem:
         if found[name] != digest:
             raise DataError(f"the {name} data in --node-data {shipped.folder} are not the driver's: checksums differ")
     others = {cohort: replace(own, start=from_arrays(shipped.starts[cohort])) for cohort, own in problem.others.items()}
-    return replace(problem, start=from_arrays(shipped.start), others=others, label_counts=shipped.label_counts)
+    return replace(problem, start=from_arrays(shipped.start), others=others)
