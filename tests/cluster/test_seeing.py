@@ -79,7 +79,14 @@ def test_the_board_shows_the_workers_of_a_live_run(
     """Every fact of a worker can be seen at any width, and is fresh without a reload."""
     out = tmp_path / "runs" / "live"
     place = ["--engine", "ray", "--address", cluster.address, "--workers", "2"]
-    process = start("run", "digits", *settings({**SMALL, "max_rounds": 600}), *place, "--out", out)
+    process = start(
+        "run",
+        "digits",
+        *settings({**SMALL, "max_rounds": 900, "stopping.rule": "rounds", "stopping.rounds": 900}),
+        *place,
+        "--out",
+        out,
+    )
     try:
         until(lambda: at_work(out, 2), 120, "both workers train")
         served = board("runs")

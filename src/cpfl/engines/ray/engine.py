@@ -245,8 +245,8 @@ class Federation:
             {
                 **{key: hand.facts.get(key) for key in ("worker", "node", "pid", "device")},
                 "cohorts": sorted(hand.cohorts),
-                "load": round(hand.busy, 3),
-                "samples_per_second": round(hand.pace(), 1),
+                "load": round(hand.busy, 3) if self._going else 0.0,  # what it was a moment ago is over
+                "samples_per_second": round(hand.pace(), 1) if self._going else 0.0,
             }
             for hand in self._hands.ready
         ]
