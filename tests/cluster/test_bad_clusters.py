@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.nodes import LOOPBACK, Nodes
+from tests.cluster.test_own_things import written
 from tests.conftest import Command
 
 import cpfl as package
@@ -106,6 +107,14 @@ def test_a_cluster_that_lacks_what_is_wanted(refused: Refused, cluster: Nodes, t
     said = refused("--device", "cuda")
     assert f"--device cuda asks for GPUs, and the Ray cluster at {cluster.address} has none that Ray knows of" in said
     assert "does not see --node-data" in refused("--node-data", tmp_path / "nowhere")
+
+
+@pytest.mark.cluster
+def test_nodes_with_other_data_than_the_driver(refused: Refused, tmp_path: Path) -> None:
+    here, there = written(tmp_path / "here"), written(tmp_path / "there")
+    shutil.copyfile(there / "mine/test-00000-of-00001.parquet", there / "mine/train-00000-of-00001.parquet")
+    said = refused("--set", "data.train=mine", "--data", here, "--node-data", there)
+    assert f"the train data in --node-data {there} are not the driver's: checksums differ" in said
 
 
 @pytest.mark.cluster
