@@ -89,6 +89,8 @@ def test_members_read_like_a_list(tmp_path: Path) -> None:
     members = Members(numbers)
     assert (members, list(members), len(members), members[1], members[-1]) == (numbers, numbers, 4, 3, 11)
     assert [k for k in range(13) if k in members] == numbers
+    assert members.holds([11, 2])
+    assert not any(members.holds(wrong) for wrong in ([2, 4], [12], [-1], [10**30]))
     assert repr(members) == repr(numbers)
     assert members[1:3] == [3, 7]
     assert members != [2, 3, 7]

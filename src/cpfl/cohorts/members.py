@@ -28,6 +28,15 @@ class Members(Sequence[int]):
         at = int(np.searchsorted(self._numbers, client))  # type: ignore[call-overload]
         return at < len(self._numbers) and bool(self._numbers[at] == client)
 
+    def holds(self, clients: Sequence[int]) -> bool:
+        """Whether all of these are members; at once, since engines ask every round."""
+        try:
+            wanted = np.asarray(clients, np.int64)
+        except OverflowError:
+            return False
+        places = np.searchsorted(self._numbers, wanted)
+        return bool((self._numbers.take(places, mode="clip") == wanted).all())
+
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self._numbers, dtype, copy=copy)
 
