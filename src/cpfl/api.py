@@ -131,7 +131,7 @@ def run(
         if value is not None
     }
     chosen = experiment_file.with_settings(chosen, replaced)
-    place = torch_device(device)
+    place = torch_device(device, engine)
     cluster = cluster or Place(device=device)
     check_engine(engine, workers, cluster)
     path = Path(out) if out is not None else RUNS / new_name(chosen)
@@ -174,8 +174,8 @@ def resume(
     folder = RunFolder.open(Path(path))
     if folder.summary() is not None:
         return Run(folder.path)
-    place = torch_device(device)
     engine = engine or folder.engine() or "auto"  # the one it began with: another one differs by rounding
+    place = torch_device(device, engine)
     cluster = cluster or Place(device=device)
     check_engine(engine, workers, cluster)
     looking = watcher or Silent()

@@ -183,8 +183,11 @@ def check_engine(name: str, workers: int = 0, cluster: Place | None = None) -> N
     place.check(name, cluster or Place())
 
 
-def torch_device(name: str) -> torch.device:
-    """The device to compute on; auto takes a GPU if there is one."""
+def torch_device(name: str, engine: str = "auto") -> torch.device:
+    """The device to compute on here; auto takes a GPU if there is one. GPUs that are asked for with the engine ray are
+    its workers': a driver without one does its own part on the CPU."""
+    if engine == "ray" and name.split(":")[0] == "cuda" and not torch.cuda.is_available():
+        name = "cpu"
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.split(":")[0] not in KINDS:

@@ -18,12 +18,14 @@ from cpfl.availability import availability
 from cpfl.cohorts import CohortPlan
 from cpfl.data import federated
 from cpfl.data.federated import FederatedData, Given
-from cpfl.devices import Fleet, fleet
+from cpfl.devices import Fleet
+from cpfl.devices import fleet as fleet_of
 from cpfl.errors import ModelError, SettingError
 from cpfl.experiment import Distillation, Experiment, Model
 from cpfl.federation.session import Session
 from cpfl.models import ModelFactory, State
 from cpfl.planning import plan_cohorts
+from cpfl.population import Population, settled
 from cpfl.privacy.counts import cohort_counts
 
 
@@ -65,7 +67,9 @@ class Problem:
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the data, of who holds them, and of the devices: what a resumed run must find again."""
-        speeds = hashlib.sha256(self.fleet.compute_ms.tobytes() + self.fleet.network_kbps.tobytes())
+        speeds = hashlib.sha256()
+        for column in (self.fleet.compute_ms, self.fleet.network_kbps):
+            speeds.update(np.ascontiguousarray(column).data)
         if self.fleet.availability is not None:
             speeds.update(self.fleet.availability.known.encode())
         return {**self.data.fingerprint(), "clients'": self.data.clients.fingerprint(), "device": speeds.hexdigest()}
@@ -80,13 +84,11 @@ def prepare(
     given: Given,
     model: OwnModel | None = None,
     plan: CohortPlan | None = None,  # of a run that began with it
+    population: Population | None = None,  # if it is settled already
 ) -> Problem:
     """Settle and check everything; what is wrong is told here, before a run folder exists."""
-    devices = fleet(experiment.devices, experiment.clients, experiment.seed, roots)
-    spells = availability(experiment.devices, experiment.clients, experiment.seed, roots)
-    if spells is not None:
-        devices = replace(devices, availability=spells)
-    data = federated.load(experiment, roots, given)
+    devices = _devices(experiment, roots) if population is None else population.fleet
+    data = federated.load(experiment, roots, given, None if population is None else population.clients)
     stopping = experiment.stopping
     if stopping.rule == "joint" and stopping.judge == "ensemble" and not data.clients.validation_sizes.any():
         raise SettingError(
@@ -106,15 +108,25 @@ def prepare(
         models.check(models.fresh(build_student, experiment.seed, "student", dtype), x, classes)
     state = models.state_of(start)
     size = models.wire_bytes(experiment.model, state)
-    if plan is None:
-        plan = plan_cohorts(experiment, data, devices, size)
+    if population is None:
+        plan = plan_cohorts(experiment, data, devices, size) if plan is None else plan
+        population = settled(data.clients, devices, plan)
+        data = replace(data, clients=population.clients)
     made: dict[str, Architecture] = {}
     for cohort, name in experiment.cohorting.models.items():
         if name not in made:
             made[name] = _architecture(name, f"cohorting.models.{cohort}", experiment, data, x)
     others = {int(cohort): made[name] for cohort, name in experiment.cohorting.models.items()}
-    counts = cohort_counts(data.counts, plan, experiment.privacy, experiment.seed)
-    return Problem(experiment, data, build, build_student, devices, plan, state, size, counts, others)
+    fleet, plan, counts = population.fleet, population.plan, population.label_counts
+    if counts is None:
+        counts = cohort_counts(data.label_table, plan, experiment.privacy, experiment.seed)
+    return Problem(experiment, data, build, build_student, fleet, plan, state, size, counts, others)
+
+
+def _devices(experiment: Experiment, roots: Sequence[Path]) -> Fleet:
+    devices = fleet_of(experiment.devices, experiment.clients, experiment.seed, roots)
+    spells = availability(experiment.devices, experiment.clients, experiment.seed, roots)
+    return devices if spells is None else replace(devices, availability=spells)
 
 
 def _architecture(name: str, key: str, experiment: Experiment, data: FederatedData, x: torch.Tensor) -> Architecture:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.nodes import Nodes, cpfl, settings
+from tests.cluster.nodes import Nodes
+
+import cpfl
 
 SMALL: dict[str, Any] = {
     "cohorts": 4,
     "max_rounds": 12,
-    "federation.local_epochs": 12,  # rounds that last long enough to be interrupted
+    "federation.local_epochs": 8,  # rounds that last long enough to be interrupted
     "data.public_limit": 1500,  # two shards
     "distillation.epochs": 2,
     "checkpoint_seconds": 0,
@@ -24,27 +25,18 @@ SMALL: dict[str, Any] = {
 def cluster() -> Iterator[Nodes]:
     """A head and two nodes of one CPU each."""
     pytest.importorskip("ray", reason="a cluster needs Ray: pip install 'cpfl[ray]'")
-    nodes = Nodes()
+    nodes = Nodes(2)
     try:
-        nodes.add()
-        nodes.add()
         yield nodes
     finally:
         nodes.end()
 
 
-@pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The same experiment in one process, by its settings; made once."""
-    made: dict[str, Path] = {}
+@pytest.fixture
+def plain(tmp_path: Path) -> Callable[..., Path]:
+    """The same experiment in one process, by its settings."""
 
-    def run(**changes: Any) -> Path:
-        words = settings({**SMALL, **changes})
-        key = " ".join(words)
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("plain") / "run"
-            common = ["--engine", "workers", "--workers", "1", "--out", str(made[key])]
-            subprocess.run(cpfl("run", "digits", *words, *common), check=True, capture_output=True, timeout=200)
-        return made[key]
+    def run(settings: dict[str, Any], **words: Any) -> Path:
+        return cpfl.run("digits", out=tmp_path / "plain", settings=settings, engine="workers", workers=1, **words).path
 
     return run

@@ -42,14 +42,21 @@ def until(ready: Callable[[], Any], seconds: float, what: str) -> Any:
 class Nodes:
     """The cluster, and what can happen to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as door:
             port = door.getsockname()[1]
         self.address = f"127.0.0.1:{port}"
         self._place = tempfile.mkdtemp(prefix="ray-")  # sockets lie there, and their paths must be short
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._started = 0
         where = ["--head", f"--port={port}", f"--temp-dir={self._place}", "--include-dashboard=false"]
-        self._start(*where, "--num-cpus=0")
+        try:
+            self._start(*where, "--num-cpus=0")
+            for _ in range(nodes):  # one after the other: two that start at once on one address get in each other's way
+                self.add()
+        except BaseException:
+            self.end()
+            raise
 
     def add(self, **variables: str) -> subprocess.Popen[bytes]:
         """One more node, with these environment variables."""
@@ -57,7 +64,8 @@ class Nodes:
 
     def _start(self, *words: str, **variables: str) -> subprocess.Popen[bytes]:
         common = ["--block", "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE}", "--disable-usage-stats"]
-        with open(Path(self._place) / f"node-{len(self._processes)}.log", "wb") as log:
+        self._started += 1
+        with open(Path(self._place) / f"node-{self._started}.log", "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", START, "start", *words, *common],
                 env={**os.environ, **QUIET, **variables}, stdout=log, stderr=log, start_new_session=True,
@@ -70,6 +78,12 @@ class Nodes:
     def remove(self, process: subprocess.Popen[bytes]) -> None:
         """As if its plug were pulled: all its processes at once."""
         os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        self._processes.remove(process)
+
+    def dismiss(self, process: subprocess.Popen[bytes]) -> None:
+        """It takes its leave, so that the head knows at once."""
+        os.killpg(process.pid, signal.SIGTERM)
         process.wait(30)
         self._processes.remove(process)
 
@@ -90,11 +104,19 @@ def cpfl(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "cpfl", *map(str, words)]
 
 
-def start(*words: str | Path) -> subprocess.Popen[str]:
+def start(*words: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
     """In the background."""
     return subprocess.Popen(
-        cpfl(*words), env={**os.environ, **LOOPBACK}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+        cpfl(*words), cwd=cwd, env={**os.environ, **LOOPBACK}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What it said, if all went well."""
+    said, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, said
+    return said
 
 
 def settings(changes: dict[str, Any]) -> list[str]:

@@ -2,33 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.cluster.nodes import LOOPBACK, Nodes, cpfl
+from tests.cluster.nodes import LOOPBACK, Nodes
+from tests.cluster.test_own_things import written
 from tests.conftest import Command
 
 import cpfl as package
 
 pytest.importorskip("ray", reason="a cluster needs Ray: pip install 'cpfl[ray]'")
 
+# The program as a user calls it, again and again in one process: imports take longer than all else. A line of words in,
+# a line with exit code and complaint out.
+AGAIN = """
+import contextlib, io, json, sys, types
+from torch import nn
+import cpfl.cli
 
-def refused(tmp_path: Path, *words: str | Path) -> str:
-    """The one sentence."""
-    out = tmp_path / "run"
-    answer = subprocess.run(
-        cpfl("run", "digits", "--set", "max_rounds=2", *words, "--out", out),
-        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=200,
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+sys.modules["only_here"] = types.ModuleType("only_here")  # no node can import it
+sys.modules["only_here"].Net = Net
+Net.__module__ = "only_here"
+for line in sys.stdin:
+    sys.argv, err, code = ["cpfl", *json.loads(line)], io.StringIO(), 0
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+            cpfl.cli.main()
+    except SystemExit as ended:
+        code = ended.code
+    print(json.dumps([code, err.getvalue()]), flush=True)
+"""
+Refused = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def refused(cluster: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The one sentence with which a run on the cluster is refused."""
+    out = tmp_path_factory.mktemp("refused") / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-c", AGAIN],
+        env={**os.environ, **LOOPBACK}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
-    assert answer.returncode == 2, answer.stderr
-    assert not out.exists()
-    lines = answer.stderr.strip().splitlines()
-    assert len(lines) == 1, answer.stderr
-    return lines[0]
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def ask(*words: str | Path) -> str:
+        place = ["--engine", "ray", "--address", cluster.address, "--out", out]
+        print(json.dumps(["run", "digits", *map(str, [*words, *place])]), file=process.stdin, flush=True)
+        code, said = json.loads(process.stdout.readline())
+        assert code == 2, said
+        assert not out.exists()
+        (line,) = said.strip().splitlines()
+        return str(line)
+
+    with contextlib.closing(process.stdin), contextlib.closing(process.stdout):
+        yield ask
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(
@@ -47,32 +90,59 @@ def test_what_needs_no_cluster_to_be_seen(cpfl_command: Command, tmp_path: Path,
     assert not (tmp_path / "run").exists()
 
 
-def test_no_cluster_at_the_address(tmp_path: Path) -> None:
+def test_no_cluster_at_the_address(cpfl_command: Command, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
-    said = refused(tmp_path, "--engine", "ray", "--address", f"127.0.0.1:{port}")
+    answer = cpfl_command("run", "digits", "--engine", "ray", "--address", f"127.0.0.1:{port}", "--out", "run")
+    assert answer.code == 2
+    (said,) = answer.err.strip().splitlines()
     assert f"there is no Ray cluster at --address 127.0.0.1:{port}" in said
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.cluster
-def test_a_cluster_that_lacks_what_is_wanted(cluster: Nodes, tmp_path: Path) -> None:
-    place = ["--engine", "ray", "--address", cluster.address]
-    said = refused(tmp_path, *place, "--workers", "9")
+def test_a_cluster_that_lacks_what_is_wanted(refused: Refused, cluster: Nodes, tmp_path: Path) -> None:
+    said = refused("--workers", "9")
     assert "has 2 CPUs: 9 workers, each with 1, do not fit there; allowed: --workers 1 to 2" in said
-    said = refused(tmp_path, *place, "--node-data", str(tmp_path / "nowhere"))
-    assert "does not see --node-data" in said
+    said = refused("--device", "cuda")
+    assert f"--device cuda asks for GPUs, and the Ray cluster at {cluster.address} has none that Ray knows of" in said
+    assert "does not see --node-data" in refused("--node-data", tmp_path / "nowhere")
 
 
 @pytest.mark.cluster
-def test_another_cpfl_on_a_node(cluster: Nodes, tmp_path: Path) -> None:
-    """A node whose cpfl has the same version and one more line."""
-    source = Path(package.__file__).parent
-    shutil.copytree(source, tmp_path / "other" / "cpfl", ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "other" / "cpfl" / "errors.py").open("a") as file:
-        file.write("# another line\n")
-    node = cluster.add(PYTHONPATH=str(tmp_path / "other"))
+def test_nodes_with_other_data_than_the_driver(refused: Refused, tmp_path: Path) -> None:
+    here, there = written(tmp_path / "here"), written(tmp_path / "there")
+    shutil.copyfile(there / "mine/test-00000-of-00001.parquet", there / "mine/train-00000-of-00001.parquet")
+    said = refused("--set", "data.train=mine", "--data", here, "--node-data", there)
+    assert f"the train data in --node-data {there} are not the driver's: checksums differ" in said
+
+
+@pytest.mark.cluster
+def test_a_model_that_only_the_driver_has(refused: Refused, tmp_path: Path) -> None:
+    named = ["--set", "model.name=only_here:Net"]
+    said = refused(*named)
+    assert "a worker of the Ray cluster cannot load the experiment (No module named 'only_here')" in said
+    said = refused(*named, "--node-data", tmp_path)
+    assert "model.name = 'only_here:Net' cannot be loaded: No module named 'only_here'" in said
+
+
+@pytest.mark.cluster
+def test_other_versions_on_a_node(refused: Refused, cluster: Nodes, tmp_path: Path) -> None:
+    """A node that has other packages than the driver, then cpfl in the same version with one more line."""
+    node = cluster.add(PYTHONPATH=str(tmp_path))
     try:
-        said = refused(tmp_path, "--engine", "ray", "--address", cluster.address)
-        assert "with other code than this driver's: install the same on all nodes" in said
+        for name in ("cpfl", "torch", "numpy"):
+            about = tmp_path / f"{name}-0.0.1.dist-info"
+            about.mkdir()
+            (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.1\n")
+            said = refused()
+            assert f" has {name} 0.0.1, this driver has " in said
+            assert said.endswith("install the same on all nodes")
+            shutil.rmtree(about)
+        source = Path(package.__file__).parent
+        shutil.copytree(source, tmp_path / "cpfl", ignore=shutil.ignore_patterns("__pycache__"))
+        with (tmp_path / "cpfl" / "errors.py").open("a") as file:
+            file.write("# another line\n")
+        assert "with other code than this driver's: install the same on all nodes" in refused()
     finally:
-        cluster.remove(node)
+        cluster.dismiss(node)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from rich.console import Console
+from tests.board.conftest import Served, board
+from tests.cluster.conftest import SMALL
+from tests.cluster.nodes import Nodes, at_work, settings, start, until
+from tests.visits import IN_A_BROWSER, Visit, browser
 
 from cpfl import experiment_file, method
 from cpfl.board.crew import crew
@@ -15,6 +22,7 @@ from cpfl.data.federated import Given
 from cpfl.problem import prepare
 from cpfl.terminal import RunView, workers
 
+__all__ = ["board", "browser"]  # fixtures
 ROW = {"worker": "worker 0", "node": "n1", "pid": 1, "device": "cpu", "cohorts": [3, 1], "load": 0.97}
 LOAD = {"workers": [{**ROW, "samples_per_second": 1234.5}], "moved": 0, "dashboard": "http://127.0.0.1:8265"}
 
@@ -56,3 +64,50 @@ def test_the_board_reads_what_is_fresh_and_whole(tmp_path: Path) -> None:
     assert found["dashboard"] == ""
     path.write_text('{"workers": [{')
     assert crew("run", tmp_path, time.time()) is None
+
+
+def in_a_browser(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in (pytest.mark.cluster, *IN_A_BROWSER):
+        test = mark(test)
+    return test
+
+
+@in_a_browser
+def test_the_board_shows_the_workers_of_a_live_run(
+    cluster: Nodes, browser: Any, board: Callable[..., Served], tmp_path: Path
+) -> None:
+    """Every fact of a worker can be seen at any width, and is fresh without a reload."""
+    out = tmp_path / "runs" / "live"
+    place = ["--engine", "ray", "--address", cluster.address, "--workers", "2"]
+    process = start(
+        "run",
+        "digits",
+        *settings({**SMALL, "max_rounds": 900, "stopping.rule": "rounds", "stopping.rounds": 900}),
+        *place,
+        "--out",
+        out,
+    )
+    try:
+        until(lambda: at_work(out, 2), 120, "both workers train")
+        served = board("runs")
+        for width, scheme in ((1280, "light"), (390, "dark")):
+            with Visit(browser, served.address, width, scheme) as visit:
+                page = visit.page
+                page.wait_for_selector(".crew tbody tr", timeout=30_000)
+                visit.shot(f"workers-{width}-{scheme}")
+                names = page.locator(".crew tbody th").all_inner_texts()
+                assert names == ["worker 0", "worker 1"]
+                told = page.locator(".crew td[data-label=cohorts]").all_inner_texts()
+                assert sorted(int(k) for cell in told for k in cell.removeprefix("cohorts").split(",")) == [0, 1, 2, 3]
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                for cell in page.query_selector_all(".crew td, .crew tbody th"):
+                    box = cell.bounding_box()
+                    assert box["x"] + box["width"] <= width
+                speeds = "[...document.querySelectorAll('.crew td[data-label=\"samples/s\"]')].map(c => c.innerText)"
+                page.wait_for_function(
+                    f"before => String({speeds}) !== before", arg=str(page.evaluate(f"String({speeds})"))
+                )
+                assert visit.complaints == []
+    finally:
+        process.kill()
+        process.communicate()

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cluster.nodes import Nodes, events, settings, start
+from tests.cluster.nodes import Nodes, ended, events, settings, start
 
+import cpfl
 from cpfl import experiment_file
 
 pytest.importorskip("ray")
@@ -34,12 +35,10 @@ def began(run: Path) -> str:
 @pytest.mark.cluster
 def test_a_sweep_on_two_nodes_is_that_of_one_process(cluster: Nodes, tmp_path: Path) -> None:
     """First n = 2 alone, which gets both slots, then beside it n = 1, which gets one."""
-    on_cluster = ["ray", "--address", cluster.address]
-    for out, cohorts, engine in (("ray", "2", on_cluster), ("ray", "1,2", on_cluster), ("here", "1,2", ["workers"])):
-        words = ["sweep", "digits", *settings(QUICK), "--cohorts", cohorts, "--out", tmp_path / out]
-        process = start(*words, "--engine", *engine)
-        said, _ = process.communicate(timeout=250)
-        assert process.returncode == 0, said
+    where = ["--engine", "ray", "--address", cluster.address, "--out", tmp_path / "ray"]
+    for cohorts in ("2", "1,2"):
+        ended(start("sweep", "digits", *settings(QUICK), "--cohorts", cohorts, *where))
+    cpfl.sweep("digits", cohorts=[1, 2], out=tmp_path / "here", settings=QUICK, engine="workers")
     for name in ("n001-seed90", "n002-seed90"):
         for path in sorted((tmp_path / "here" / name / "rounds").iterdir()):
             assert path.read_bytes() == (tmp_path / "ray" / name / "rounds" / path.name).read_bytes()

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpfl.cohorts import CohortPlan
+from cpfl.cohorts.members import Members
 
 Index = NDArray[np.int64]
 EMPTY = -1
@@ -27,4 +28,4 @@ def seated(order: Index, sizes_N: Index) -> Index:
 
 def listed(seats: Index) -> CohortPlan:
     """The plan, each cohort's clients in order."""
-    return [sorted(row[row != EMPTY].tolist()) for row in seats]
+    return [Members(np.sort(row[row != EMPTY])) for row in seats]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from cpfl.cohorts import CohortPlan
+from cpfl.cohorts.members import Members
 from cpfl.errors import DataError, SettingError
 
 COLUMNS = ("client", "cohort")
@@ -32,7 +33,7 @@ def by_value(values_M: Sequence[str], cohorts: int, column: str) -> CohortPlan:
         members[smallest].append(value)
         clients[smallest] += counts[value]
     ordered = sorted(members, key=min)
-    return [np.flatnonzero(np.isin(inverse, own)).tolist() for own in ordered]
+    return [Members(np.flatnonzero(np.isin(inverse, own))) for own in ordered]
 
 
 def from_csv(path: Path, clients: int, cohorts: int) -> CohortPlan:
@@ -57,7 +58,7 @@ def from_csv(path: Path, clients: int, cohorts: int) -> CohortPlan:
     numbers = all(name.isascii() and name.isdigit() for name in names)
     ordered = sorted(names, key=lambda name: (int(name) if numbers else 0, name))
     place = {name: i for i, name in enumerate(ordered)}
-    plan: CohortPlan = [[] for _ in names]
+    plan: list[list[int]] = [[] for _ in names]
     for k in range(clients):
         plan[place[cohort_of[k]]].append(k)
     return plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,18 @@ class Given:
 
 
 @dataclass(frozen=True)
+class LabelTable:
+    """Training labels by client and class, (M, C), counted for the clients whose rows are asked for."""
+
+    clients: Clients
+    y: NDArray[np.int64]
+    shape: tuple[int, int]
+
+    def __getitem__(self, some: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.clients.label_counts(self.y, self.shape[1], some)
+
+
+@dataclass(frozen=True)
 class FederatedData:
     """Who holds what, and what everybody may see."""
 
@@ -39,10 +52,21 @@ class FederatedData:
     public: Samples
     classes: int
     clients: Clients
-    counts: NDArray[np.int64]  # training labels, (M, C)
     transform: Transform
     public_transform: Transform
     augmented: bool
+
+    @property
+    def label_table(self) -> LabelTable:
+        """The same as `counts`, for those who go from cohort to cohort."""
+        assert self.train.y is not None
+        return LabelTable(self.clients, self.train.y, (len(self.clients), self.classes))
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """Training labels by client and class, (M, C); most of a large population's memory, so on demand."""
+        assert self.train.y is not None
+        return self.clients.label_counts(self.train.y, self.classes)
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the three sets."""
@@ -57,8 +81,8 @@ def transforms(experiment: Experiment) -> tuple[Transform, Transform]:
     return Transform(data.mean, data.std, dtype), Transform(mean, std, dtype)
 
 
-def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> FederatedData:
-    """Read, check, fit and split."""
+def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: Clients | None = None) -> FederatedData:
+    """Read, check, fit and split, unless it is known already which client holds what."""
     data = experiment.data
     train = _source(data.train, "train", roots) if given.train is None else given.train
     test = given.test
@@ -94,10 +118,8 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given) -> Federat
     for key, means in (("data.mean", transform.mean), ("data.public_mean", public_transform.mean)):
         if means and len(means) not in (1, train.shape[0]):
             raise DataError(f"{key} has {len(means)} channels, the samples have {train.shape[0]}")
-    clients = split(experiment, train)
-    assert train.y is not None
-    counts = clients.label_counts(train.y, classes)
-    return FederatedData(train, test, public, classes, clients, counts, transform, public_transform, augmented)
+    clients = split(experiment, train) if clients is None else clients
+    return FederatedData(train, test, public, classes, clients, transform, public_transform, augmented)
 
 
 def as_samples(x: object, y: object = None, columns: dict[str, object] | None = None) -> Samples:

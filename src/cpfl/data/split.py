@@ -52,11 +52,15 @@ class Clients(Sequence[ClientIndex]):
         """All validation samples, client after client, and whose each one is."""
         return self._order[self._held], np.repeat(np.arange(len(self)), self.validation_sizes)
 
-    def label_counts(self, y: Index, classes: int) -> NDArray[np.int64]:
-        """Training labels per client and class, shape (M, C)."""
-        owner = np.repeat(np.arange(len(self)), self.training_sizes)
-        flat = owner * classes + y[self._order[~self._held]]
-        return np.bincount(flat, minlength=len(self) * classes).reshape(len(self), classes)
+    def label_counts(self, y: Index, classes: int, some: Index | None = None) -> NDArray[np.int64]:
+        """Training labels by client and class, (M, C), or (K, C) of some clients."""
+        chosen = np.arange(len(self)) if some is None else some
+        sizes = self._starts[chosen + 1] - self._starts[chosen]
+        before = np.cumsum(sizes) - sizes
+        places = np.arange(sizes.sum()) + np.repeat(self._starts[chosen] - before, sizes)
+        trains = ~self._held[places]
+        flat = np.repeat(np.arange(len(chosen)), sizes)[trains] * classes + y[self._order[places[trains]]]
+        return np.bincount(flat, minlength=len(chosen) * classes).reshape(len(chosen), classes)
 
     def least_and_most(self, values: Index) -> tuple[Index, Index]:
         """Of a value that every sample has, each client's least and most."""

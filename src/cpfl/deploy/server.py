@@ -122,11 +122,8 @@ def server_problem(experiment: Experiment, model: OwnModel, test: Any, public: A
     transform, public_transform = transforms(experiment)
     nothing = Samples(given.test.x[:0], given.test.y[:0])
     nobody = Clients(np.zeros(0, np.int64), np.zeros(experiment.clients + 1, np.int64), np.zeros(0, np.bool_))
-    table = np.zeros((experiment.clients, classes), np.int64)  # of single clients nothing is known here
     augmented = experiment.data.augment != "none"
-    held = FederatedData(
-        nothing, given.test, given.public, classes, nobody, table, transform, public_transform, augmented
-    )
+    held = FederatedData(nothing, given.test, given.public, classes, nobody, transform, public_transform, augmented)
     build = own_factory(model)
     other = experiment.distillation.student
     build_student = models.factory(Model(name=other), shape, classes, "distillation.student") if other else build

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cpfl.cohorts.members import Members
 from cpfl.errors import CpflError, SettingError
 from cpfl.federation import choosing
 from cpfl.federation.fates import Fate, foresee
@@ -49,7 +50,7 @@ class Rounds(Outlasting):
     def __init__(self, cohort: Cohort, crash_rate: float, seed: int) -> None:
         super().__init__(cohort.sent_bytes)
         self._cohort, self._settings, self._crash_rate, self._seed = cohort, cohort.federation, crash_rate, seed
-        self._everybody = frozenset(cohort.clients)
+        self._everybody = Members(cohort.clients)
         self._needed = size(self._settings, len(cohort.clients))
         if self._settings.minimum > self._needed:
             raise SettingError(
@@ -147,8 +148,9 @@ class Rounds(Outlasting):
         address = (number, turn) if turn else (number,)
         rng = stream(self._seed, "selection", self._cohort.number, *address)
         chosen = [int(client) for client in self._selection.choose(able, wanted, number, rng, clock)]
-        given = self._everybody if len(able) == len(self._everybody) else frozenset(able)
-        if not (0 < len(set(chosen)) == len(chosen) <= wanted and given.issuperset(chosen)):
+        everybody = len(able) == len(self._everybody)
+        given = self._everybody.holds(chosen) if everybody else frozenset(able).issuperset(chosen)
+        if not (given and 0 < len(set(chosen)) == len(chosen) <= wanted):
             raise CpflError(
                 f"federation.selection = {self._settings.selection!r} chose {chosen[:20]} in round {number} of cohort "
                 f"{self._cohort.number}: it must be 1 to {wanted} different ones of the clients that it was given"

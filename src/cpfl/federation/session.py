@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpfl.cohorts.members import Members
 from cpfl.devices import Fleet
 from cpfl.experiment import Experiment
 from cpfl.federation import accounting, averaging, parts, records
@@ -43,7 +44,7 @@ class Session:
         start: State,
         sizes: NDArray[np.int64] | None = None,  # training samples of all clients: to plan rounds that may go wrong
     ) -> None:
-        self.cohort, self.clients = cohort, list(clients)
+        self.cohort, self.clients = cohort, Members(clients)
         self.model = start
         self.round, self.clock, self.cpu_seconds, self.bytes, self.samples = 0, 0.0, 0.0, 0, 0
         self.stopped = ""  # the reason, once it has

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,16 @@ HIDDEN = -1
 Counts = NDArray[np.int64]
 
 
-def cohort_counts(counts_MC: Counts, plan: Sequence[Sequence[int]], privacy: Privacy, seed: int) -> Counts:
+class Table(Protocol):
+    """Label counts of single clients, (M, C); an array is one, but so is whatever counts when it is asked."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, clients: NDArray[np.int64], /) -> Counts: ...
+
+
+def cohort_counts(counts_MC: Table, plan: Sequence[Sequence[int]], privacy: Privacy, seed: int) -> Counts:
     """Label counts of whole cohorts, (N, C), as simulated clients tell them: all they know, or masked."""
     rows = []
     for cohort, clients in enumerate(plan):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def explained(path: Path) -> Iterator[None]:
         raise RunFolderError(f"cannot write {path}: {reason}") from None
 
 
-def write_atomic(path: Path, content: bytes, lasting: bool = True) -> None:
+def write_atomic(path: Path, content: bytes | Iterable[bytes], lasting: bool = True) -> None:
     """Replace a file at once: a reader or a crash sees the old content or the new, never a part.
 
     Not `lasting`: a power cut may bring the old one back until `sync_folder`.
@@ -44,11 +45,11 @@ def write_atomic(path: Path, content: bytes, lasting: bool = True) -> None:
     with explained(path):
         try:
             with temporary.open("wb") as file:
-                file.write(content)
+                file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-        except OSError:
+        except Exception:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
@@ -67,8 +68,16 @@ def sync_folder(path: Path) -> None:
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    """A small JSON file, whole or absent."""
-    write_atomic(path, (json.dumps(tree, indent=2, allow_nan=False) + "\n").encode())
+    """A JSON file, whole or absent; piece by piece, since the plan of millions of clients is long."""
+    pieces = json.JSONEncoder(indent=2, allow_nan=False, default=_listed).iterencode(tree)
+    write_atomic(path, map(str.encode, itertools.chain(pieces, "\n")))
+
+
+def _listed(value: object) -> list[Any]:
+    """Anything that reads like a list."""
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is nothing that JSON has")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def _check(plan: Plan, where: Path, common: Mapping[str, Any], note: Callable[[s
     if (where / "run.json").is_file():
         raise RunFolderError(f"{where} is a run, not a sweep: choose another --out")
     check_engine(common.get("engine", "auto"), 0, common.get("cluster"))
-    torch_device(common.get("device", "auto"))
+    torch_device(common.get("device", "auto"), common.get("engine", "auto"))
     trackers.check(common.get("track", ()))
     finished = []
     for name in plan.runs:

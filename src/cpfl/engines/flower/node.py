@@ -138,9 +138,8 @@ def _alone(experiment: Experiment, client: int, samples: Samples, classes: int, 
     if samples.y.min() < 0 or samples.y.max() >= classes:
         raise DataError(f"a label of this node is {samples.y.max()}: they go from 0 to {classes - 1}")
     clients = _clients(experiment, client, len(samples))
-    table = clients.label_counts(samples.y, classes)
     augmented = experiment.data.augment != "none"
-    return FederatedData(samples, samples, samples, classes, clients, table, transform, transform, augmented)
+    return FederatedData(samples, samples, samples, classes, clients, transform, transform, augmented)
 
 
 def _clients(experiment: Experiment, client: int, samples: int) -> Clients:

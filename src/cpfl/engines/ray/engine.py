@@ -17,10 +17,10 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from cpfl.engines.base import OnRound
 from cpfl.engines.ray import cluster, letters, packing, shipping
-from cpfl.engines.ray.hands import Hand, Hands
+from cpfl.engines.ray.hands import Hand, Hands, raised
 from cpfl.engines.ray.letters import Done, Left, Letter, Trouble
 from cpfl.engines.ray.place import Place
-from cpfl.errors import ClusterError, CpflError
+from cpfl.errors import ClusterError
 from cpfl.federation import local, selection
 from cpfl.federation.session import Session
 from cpfl.problem import Problem
@@ -29,6 +29,9 @@ Note = Callable[[str], None]
 R = TypeVar("R")
 LISTEN_SECONDS = 1.0
 ALONE_SECONDS = 120.0  # without any worker, after which the run ends: it can be resumed
+NOBODY_CAME = (
+    f"no worker of the Ray cluster is left, and none came in {ALONE_SECONDS:.0f} s: resume the run when there are some"
+)
 VAIN = 3  # deaths in a row of a cohort's workers without a round in between
 
 
@@ -77,23 +80,44 @@ class RayEngine:
         """What `job(problem, device, shared, piece)` makes of each piece, on the workers; the pieces of one that dies
         are done by the others."""
         answers: dict[int, R] = {}
-        left = list(range(len(pieces)))
-        while left:
-            self._hands.hear(0.0)
-            hands = self._hands.ready
-            if not hands:
-                raise ClusterError("no worker of the Ray cluster is left: resume the run when there are some")
-            asked = [(k, hands[k % len(hands)].actor.apply.remote(job, shared, pieces[k])) for k in left]
-            for k, answer in asked:
+        while len(answers) < len(pieces):
+            hands = self._there()
+            left = [k for k in range(len(pieces)) if k not in answers]
+            asked = {k: hands[place % len(hands)] for place, k in enumerate(left)}
+            coming = {k: hand.actor.apply.remote(job, shared, pieces[k]) for k, hand in asked.items()}
+            lost: dict[Hand, list[Any]] = {}
+            for k, answer in coming.items():
                 try:
                     answers[k] = ray.get(answer)
                 except RayTaskError as error:
-                    raise error.cause if isinstance(error.cause, CpflError) else error from None
+                    raise raised(error) from None
                 except RayActorError:
-                    self._note(f"a worker died: piece {k + 1} of {len(pieces)} is done again elsewhere")
-                    self._hands.hear(LISTEN_SECONDS)
-            left = [k for k in left if k not in answers]
+                    lost.setdefault(asked[k], []).append(pieces[k])
+            for dead in lost:
+                for hand, why in self._hands.wait_for_death(dead):
+                    again = [{"piece": piece} for piece in lost.get(hand, [])]
+                    self.bury(hand, why, again, f"{len(again)} of {len(pieces)} parts of the targets")
         return [answers[k] for k in range(len(pieces))]
+
+    def _there(self) -> list[Hand]:
+        """Workers that can be given work, waited for if there is none."""
+        end = time.monotonic() + ALONE_SECONDS
+        while True:
+            _, dead = self._hands.hear(0.0 if self._hands.ready else LISTEN_SECONDS)
+            for hand, why in dead:
+                self.bury(hand, why, [], "nothing")
+            if self._hands.ready:
+                return self._hands.ready
+            if time.monotonic() > end:
+                raise ClusterError(NOBODY_CAME)
+
+    def bury(self, hand: Hand, why: str, again: list[dict[str, Any]], told: str) -> None:
+        """Say what is run again, and have another worker take its place as soon as there is room."""
+        name = hand.facts.get("worker", f"worker {hand.number}")
+        node, pid = hand.facts.get("node"), hand.facts.get("pid")
+        self.on_event("worker died", worker=name, node=node, pid=pid, why=why, run_again=again)
+        self._note(f"{name} died; run again elsewhere: {told}")
+        self._hands.make()
 
     @property
     def width(self) -> int:
@@ -146,10 +170,7 @@ class Federation:
         if hands:
             self._alone = time.monotonic()
         elif time.monotonic() - self._alone > ALONE_SECONDS:
-            raise ClusterError(
-                f"no worker of the Ray cluster is left, and none came in {ALONE_SECONDS:.0f} s: "
-                "resume the run when there are some"
-            )
+            raise ClusterError(NOBODY_CAME)
         if not hands or not self._waiting:
             return
         free = [hand for hand in hands if not hand.cohorts] or hands
@@ -188,9 +209,8 @@ class Federation:
         hand.leaving.discard(cohort)
 
     def _bury(self, hand: Hand, why: str) -> None:
-        """Its cohorts go on elsewhere, and another worker takes its place as soon as there is room."""
+        """Its cohorts go on elsewhere."""
         again = {cohort: self._going[cohort].round + 1 for cohort in sorted(hand.cohorts)}
-        name = hand.facts.get("worker", f"worker {hand.number}")
         for cohort in again:
             self._deaths[cohort] += 1
             if self._deaths[cohort] >= VAIN:
@@ -200,12 +220,8 @@ class Federation:
                 )
         self._waiting.update(again)
         rounds = ", ".join(f"round {number} of cohort {cohort}" for cohort, number in again.items())
-        self._engine.on_event(
-            "worker died", worker=name, node=hand.facts.get("node"), pid=hand.facts.get("pid"), why=why,
-            run_again=[{"cohort": cohort, "round": number} for cohort, number in again.items()],
-        )  # fmt: skip
-        self._engine._note(f"{name} died; run again elsewhere: {rounds or 'nothing'}")
-        self._hands.make()
+        lost = [{"cohort": cohort, "round": number} for cohort, number in again.items()]
+        self._engine.bury(hand, why, lost, rounds or "nothing")
 
     def _steal(self) -> None:
         """A worker that has nothing to do takes from the one with the most, unless something is on its way to it."""
@@ -229,8 +245,8 @@ class Federation:
             {
                 **{key: hand.facts.get(key) for key in ("worker", "node", "pid", "device")},
                 "cohorts": sorted(hand.cohorts),
-                "load": round(hand.busy, 3),
-                "samples_per_second": round(hand.pace(), 1),
+                "load": round(hand.busy, 3) if self._going else 0.0,  # what it was a moment ago is over
+                "samples_per_second": round(hand.pace(), 1) if self._going else 0.0,
             }
             for hand in self._hands.ready
         ]

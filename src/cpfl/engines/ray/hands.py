@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RaySystemError, RayTaskError
 
 from cpfl.engines.ray.cluster import Cluster
 from cpfl.engines.ray.letters import Charge, Letter
@@ -73,7 +73,7 @@ class Hands:
                 hand.facts = ray.get(opening)
                 self._listen(hand)
             except RayTaskError as error:
-                raise error.cause if isinstance(error.cause, CpflError) else error from None
+                raise raised(error) from None
             except RayActorError as error:
                 last = (str(error).strip().splitlines() or [""])[-1]
                 raise ClusterError(f"a worker of the Ray cluster does not start: {last}") from None
@@ -116,7 +116,7 @@ class Hands:
                 dead.append((hand, _line(error)))
                 continue
             except RayTaskError as error:
-                raise error.cause if isinstance(error.cause, CpflError) else error from None
+                raise raised(error) from None
             if answer is hand.opening:
                 hand.facts = found
             else:
@@ -125,6 +125,13 @@ class Hands:
                     heard.append((hand, letters))
             self._listen(hand)
         return heard, dead
+
+    def wait_for_death(self, hand: Hand) -> list[tuple[Hand, str]]:
+        """Until a worker that answers no more counts no more; who was found dead meanwhile, and why."""
+        dead: list[tuple[Hand, str]] = []
+        while hand in self.there:
+            dead += self.hear(WAIT_SECONDS)[1]
+        return dead
 
     def _listen(self, hand: Hand) -> None:
         self._asked[hand.actor.letters.remote(WAIT_SECONDS)] = hand
@@ -146,6 +153,18 @@ class Hands:
                 ray.kill(hand.actor)
         self.there.clear()
         self._asked.clear()
+
+
+def raised(error: RayTaskError) -> Exception:
+    """What went wrong on a worker, as the driver tells it."""
+    cause = error.cause
+    if isinstance(cause, RaySystemError):  # what it was sent could not be read there: a module is missing, as a rule
+        why = (str(cause).strip().splitlines() or [""])[0].removeprefix("System error: ")
+        return ClusterError(
+            f"a worker of the Ray cluster cannot load the experiment ({why}): every node needs your own modules, "
+            "installed or in a folder of the driver's path that it sees"
+        )
+    return cause if isinstance(cause, CpflError) else error
 
 
 def _line(error: Exception) -> str:

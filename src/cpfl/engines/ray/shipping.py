@@ -10,16 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cpfl.cohorts import CohortPlan
 from cpfl.data.federated import Given
 from cpfl.data.sources import search_roots
 from cpfl.engines.ray.letters import Arrays
 from cpfl.errors import DataError, SettingError
 from cpfl.experiment import GIVEN, Experiment
 from cpfl.models import from_arrays, to_arrays
+from cpfl.population import Population
 from cpfl.problem import Problem, prepare
 
 
@@ -29,10 +26,9 @@ class Recipe:
 
     folder: str
     experiment: Experiment
-    plan: CohortPlan
+    population: Population
     start: Arrays
     starts: dict[int, Arrays]
-    label_counts: NDArray[np.int64]
     fingerprint: dict[str, str]
 
 
@@ -53,19 +49,19 @@ def packed(problem: Problem, folder: str) -> Shipped:
         if name == GIVEN:
             raise SettingError(f"--node-data {folder} cannot hold your own {key}, given in Python: leave it out")
     starts = {cohort: to_arrays(own.start) for cohort, own in problem.others.items()}
-    return Recipe(
-        folder, experiment, problem.plan, to_arrays(problem.start), starts, problem.label_counts, problem.fingerprint()
-    )
+    population = Population(problem.data.clients, problem.fleet, problem.plan, problem.label_counts)
+    return Recipe(folder, experiment, population, to_arrays(problem.start), starts, problem.fingerprint())
 
 
 def unpacked(shipped: Shipped) -> Problem:
     """The driver's problem, whichever way it came."""
     if isinstance(shipped, Problem):
         return shipped
-    problem = prepare(shipped.experiment, search_roots(Path(shipped.folder)), Given(), None, shipped.plan)
+    roots = search_roots(Path(shipped.folder))
+    problem = prepare(shipped.experiment, roots, Given(), population=shipped.population)
     found = problem.fingerprint()
     for name, digest in shipped.fingerprint.items():
         if found[name] != digest:
             raise DataError(f"the {name} data in --node-data {shipped.folder} are not the driver's: checksums differ")
     others = {cohort: replace(own, start=from_arrays(shipped.starts[cohort])) for cohort, own in problem.others.items()}
-    return replace(problem, start=from_arrays(shipped.start), others=others, label_counts=shipped.label_counts)
+    return replace(problem, start=from_arrays(shipped.start), others=others)
