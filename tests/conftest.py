@@ -49,15 +49,17 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Clusters and long files come first: begun last, one would go on alone while another worker had nothing to do."""
+    """Clusters and long files come first: begun last, one would go on alone while another worker had nothing to do.
+    A worker takes whole files, for what their tests share, and one takes all that share the cluster."""
     place = {name: number for number, name in enumerate(LONG)}
     folder = Path(__file__).parent
 
-    def rank(item: pytest.Item) -> int:
-        name = str(item.path.relative_to(folder)) if item.path.is_relative_to(folder) else ""
-        return -1 if name.startswith("cluster/") else place.get(name, len(place))
+    def name(item: pytest.Item) -> str:
+        return str(item.path.relative_to(folder)) if item.path.is_relative_to(folder) else ""
 
-    items.sort(key=rank)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("cluster" if name(item).startswith("cluster/") else name(item)))
+    items.sort(key=lambda item: -1 if name(item).startswith("cluster/") else place.get(name(item), len(place)))
 
 
 @dataclass(frozen=True)
