@@ -1,0 +1,61 @@
+"""What finished runs came to, in one small file: their summaries, every cohort's rounds, and what was distilled later.
+
+python benchmarks/paper/gather.py --out results/paper/runs.json FOLDER...
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from cpfl.runs import files
+from cpfl.runs.folder import RunFolder
+
+FIGURES = (
+    "teacher_accuracy_mean", "teacher_accuracy_std", "ensemble_accuracy", "student_accuracy",
+    "student_accuracy_best_epoch", "hours", "cpu_hours", "comm_gb", "rounds",
+)  # fmt: skip
+
+
+def row(path: Path) -> dict[str, Any]:
+    """One run: what was set, what came of it."""
+    folder, told = RunFolder.open(path), files.read_json(path / "summary.json")
+    e = folder.experiment()
+    found: dict[str, Any] = {
+        "experiment": e.name,
+        "folder": f"{path.parent.name}/{path.name}",
+        "n": e.cohorts,
+        "alpha": e.data.alpha,
+        "seed": e.seed,
+        "stopping": e.stopping.model_dump(exclude_defaults=True),
+        "augmented validation": e.data.augment_validation,
+        "public": e.data.public,
+        "recipe": e.distillation.recipe,
+    }
+    found |= {key: round(told[key], 3) for key in FIGURES}
+    found["seconds"] = {key: round(told[f"{key}_seconds"], 1) for key in ("wall", "distill")}
+    found["rounds of cohorts"] = [cohort["rounds"] for cohort in told["by_cohort"]]
+    found["distilled"] = {
+        one.parent.name: round(files.read_json(one)["student_accuracy"], 2)
+        for one in sorted(path.glob("distillations/*/summary.json"))
+    }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("folders", nargs="+", type=Path)
+    words = parser.parse_args()
+    paths = sorted({path.parent for folder in words.folders for path in folder.glob("**/summary.json")})
+    rows = [row(path) for path in paths if (path / "run.json").is_file() and (path / "rounds").is_dir()]
+    words.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n ".join(json.dumps(one) for one in rows)
+    words.out.write_text(f"[{lines}]\n")
+    print(f"{len(rows)} runs in {words.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The README's picture: accuracy against CPU hours and against hours, as published and as measured here.
+
+python benchmarks/paper/picture.py --runs results/paper/runs.json --out docs/redrawn.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from cpfl import experiment_file
+from cpfl.presets.published import published
+from cpfl.report import style
+
+PAPER, SAME, OURS = "printed in the paper", "the paper's recipe, measured here", "recipe cpfl, measured here"
+
+DOMAINS = {"CPU hours": [330, 6500], "hours": [33, 480]}
+
+
+def printed() -> list[dict[str, Any]]:
+    """The n for which the paper prints accuracy, hours and CPU hours."""
+    figures = published(experiment_file.load("cifar10", []))
+    assert figures is not None
+    keys = {"hours": "hours", "cpu_hours": "CPU hours", "student": "student %"}
+    rows = [row for row in figures["by_n"] if all(key in row for key in keys)]
+    return [{"n": row["n"], "way": PAPER} | {name: row[key] for key, name in keys.items()} for row in rows]
+
+
+def measured(rows: list[dict[str, Any]], experiment: str, way: str) -> list[dict[str, Any]]:
+    """Means over seeds, by n."""
+    mine = [r for r in rows if r["experiment"] == experiment and r["alpha"] == 0.1 and not r["augmented validation"]]
+    keys = {"hours": "hours", "cpu_hours": "CPU hours", "student_accuracy": "student %"}
+    return [
+        {"n": n, "way": way} | {name: statistics.fmean(r[k] for r in mine if r["n"] == n) for k, name in keys.items()}
+        for n in sorted({r["n"] for r in mine})
+    ]
+
+
+def panel(axis: str, shown: bool) -> alt.LayerChart:
+    """One cost against accuracy. A line joins the n that were measured here; the paper prints costs of too few."""
+    scale = alt.Scale(type="log", nice=False, domain=DOMAINS[axis])
+    x = alt.X(f"{axis}:Q", scale=scale, axis=alt.Axis(format=style.PLAIN, tickCount=6))
+    y = alt.Y("student %:Q", scale=alt.Scale(domain=[44, 72], nice=False), title="global model, test accuracy in %")
+    legend = alt.Legend(orient="bottom", title=None, labelLimit=300) if shown else None
+    colour = style.colour_of("way", [OURS, SAME, PAPER]).legend(legend)
+    base = style.data("rows").encode(x=x, y=y, color=colour)
+    ours, theirs = base.transform_filter(alt.datum.way != PAPER), base.transform_filter(alt.datum.way == PAPER)
+    below = ours.mark_text(align="left", dx=7, dy=9, fontSize=11).encode(text="label:N")
+    above = theirs.mark_text(align="right", dx=-6, dy=-9, fontSize=11).encode(text="label:N")
+    layers = alt.layer(ours.mark_line(order=False), base.mark_point(filled=True, size=55), below, above)
+    return layers.properties(width=310, height=300)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    words = parser.parse_args()
+    runs = json.loads(words.runs.read_text())
+    rows = [*printed(), *measured(runs, "cifar10", SAME), *measured(runs, "cifar10-cpfl", OURS)]
+    for row in rows:
+        row["label"] = f"n = {row['n']:g}"
+        print(row["way"], row["label"], *(f"{key} {row[key]:,.1f}" for key in ("student %", "hours", "CPU hours")))
+    title = "CIFAR-10 over 200 clients, α = 0.1: what accuracy costs"
+    both = alt.hconcat(panel("CPU hours", True), panel("hours", False)).properties(title=title, description=title)
+    spec = both.to_dict(validate=False) | {"config": style.CONFIG}
+    style.save(style.filled(spec, rows=rows), words.out)
+
+
+if __name__ == "__main__":
+    main()
