@@ -17,6 +17,7 @@ from cpfl.models import State
 
 ATEN = torch.ops.aten
 MEAN, IGNORED = 1, -100  # of cross-entropy, as torch numbers them
+LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8  # floats of a vector
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -41,31 +42,75 @@ class Layer:
 
     def write(self, slopes: Sequence[Tensor]) -> None:
         """Its parameters' slopes, where they belong."""
-        for place, slope in zip(self.slopes, slopes, strict=False):  # without a bias one fewer is kept
+        for place, slope in zip(self.slopes, slopes, strict=True):
             place.copy_(slope)
 
 
 class Convolution(Layer):
-    """nn.Conv2d."""
+    """nn.Conv2d. Where its outputs fill less than half of a vector, neighbours of a row are computed together.
+
+    That is a convolution with as many kernels for each neighbour, every one shifted by one column in a window that is
+    so much wider, and with steps of as many columns. With channels last its output is the same row of numbers.
+    """
 
     takes = IMAGES
+    _wide: Tensor | None = None  # the kernels of neighbours
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps its input."""
-        form = self.module
-        self._x = x
-        bias = self.params[1] if len(self.params) > 1 else None
-        return torch.conv2d(x, self.params[0], bias, form.stride, form.padding, form.dilation, form.groups)
+        form, weight, bias = self.module, self.params[0], self.params[1] if len(self.params) > 1 else None
+        self._x, self._count = x, together(form, x)
+        if self._count == 1:
+            self._stride, self._weight = form.stride, weight
+            return torch.conv2d(x, weight, bias, form.stride, form.padding, form.dilation, form.groups)
+        self._stride, self._weight = (form.stride[0], self._count), self._spread(weight)
+        bias = None if bias is None else bias.repeat(self._count)
+        return regrouped(torch.conv2d(x, self._weight, bias, self._stride, form.padding), form.out_channels)
 
     def backward(self, slope: Tensor, further: bool) -> Tensor:
         """All that is needed in one call."""
-        form, biased = self.module, len(self.params) > 1
-        into, *own = ATEN.convolution_backward.default(
-            slope, self._x, self.params[0], [form.out_channels] if biased else None, form.stride, form.padding,
-            form.dilation, False, [0, 0], form.groups, [further, True, biased],
+        form, biased, count, outputs = self.module, len(self.params) > 1, self._count, len(self._weight)
+        into, weight, bias = ATEN.convolution_backward.default(
+            slope if count == 1 else regrouped(slope, outputs), self._x, self._weight, [outputs] if biased else None,
+            self._stride, form.padding, form.dilation, False, [0, 0], form.groups, [further, True, biased],
         )  # fmt: skip
-        self.write(own)
+        if count > 1:
+            first, *others = neighbours(weight, count)
+            weight = sum(others, first)
+            bias = bias.view(count, -1).sum(0) if biased else None
+        self.write([weight, bias] if biased else [weight])
         return into  # type: ignore[no-any-return]
+
+    def _spread(self, weight: Tensor) -> Tensor:
+        """Kernels for neighbours; between them stays nothing."""
+        outputs, inputs, height, width = weight.shape
+        shape = self._count * outputs, inputs, height, width + self._count - 1
+        if self._wide is None or self._wide.shape != shape:
+            self._wide = weight.new_zeros(shape).contiguous(memory_format=torch.channels_last)
+        for part in neighbours(self._wide, self._count):
+            part.copy_(weight)
+        return self._wide
+
+
+def together(form: nn.Conv2d, x: Tensor) -> int:
+    """How many neighbours of a row are computed together; in bf16 it gains nothing."""
+    kernel, padding = form.kernel_size[1], form.padding[1]
+    assert not isinstance(padding, str)
+    plain = form.groups == form.stride[1] == form.dilation[1] == 1 and kernel > 1 and x.dtype != torch.bfloat16
+    columns, most = x.shape[3] + 2 * padding - kernel + 1, LANES // form.out_channels if plain else 1
+    return next(count for count in range(max(most, 1), 0, -1) if columns % count == 0)
+
+
+def neighbours(wide: Tensor, count: int) -> list[Tensor]:
+    """The kernels of each of so many neighbours."""
+    outputs, width = len(wide) // count, wide.shape[3] - count + 1
+    return [wide[k * outputs : (k + 1) * outputs, :, :, k : k + width] for k in range(count)]
+
+
+def regrouped(images: Tensor, channels: int) -> Tensor:
+    """The same rows of numbers as pixels of so many channels."""
+    count, _, height, _ = images.shape
+    return images.permute(0, 2, 3, 1).reshape(count, height, -1, channels).permute(0, 3, 1, 2)
 
 
 class Linear(Layer):
@@ -103,7 +148,7 @@ class GroupNorm(Layer):
         into, *own = ATEN.native_group_norm_backward.default(
             slope, self._x, *self._moments, weight, *self._sizes, [further, learnt, learnt]
         )
-        self.write(own)
+        self.write(own if learnt else [])
         return into  # type: ignore[no-any-return]
 
 

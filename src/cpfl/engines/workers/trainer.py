@@ -165,12 +165,13 @@ class Trainer:
     ) -> tuple[Tensor, Tensor]:
         """The first so many samples of a whole round."""
         data = self._problem.data
-        rows = data.clients[client].training[order[:count]]
-        plan = None
-        if data.augmented:
-            seed = self._problem.experiment.seed
-            plan = torch.from_numpy(local.augmentation(len(order), data.train.shape, seed, client, round)[:count])
-        return _fast(data.transform(self._x[rows], plan)), self._y[rows]
+        rows = torch.from_numpy(data.clients[client].training[order[:count]])
+        x, y = self._x.index_select(0, rows), self._y[rows]
+        if not data.augmented:
+            return _fast(data.transform(_fast(x))), y  # channels last at once: stored samples are often bytes
+        seed = self._problem.experiment.seed
+        plan = torch.from_numpy(local.augmentation(len(order), data.train.shape, seed, client, round)[:count])
+        return _fast(data.transform(x, plan)), y
 
     def _load(self, rows: Rows, place: int) -> None:
         self._row.floats_KP[0].copy_(rows.floats_KP[place])
