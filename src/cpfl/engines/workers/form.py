@@ -38,6 +38,10 @@ class Form:
         """The form of rows that hold these floats alone, in the same order."""
         return Form({name: shape for name, shape in self.floats.items() if name in names}, {}, self.dtype)
 
+    def views(self, floats_P: Tensor) -> State:
+        """The floats of a row by name, sharing its memory."""
+        return _views(floats_P, self.floats)
+
     def rows(self, count: int) -> Rows:
         """So many models, in memory that is shared with processes forked later."""
         sizes = [sum(shape.numel() for shape in part.values()) for part in (self.floats, self.wholes)]
@@ -54,13 +58,7 @@ class Rows:
 
     def views(self, row: int) -> State:
         """A model's tensors by name, sharing its memory; whole numbers may be of another type than the model's."""
-        found: State = {}
-        for values, shapes in ((self.floats_KP[row], self.form.floats), (self.wholes_KQ[row], self.form.wholes)):
-            at = 0
-            for name, shape in shapes.items():
-                found[name] = _unfolded(values[at : at + shape.numel()], shape)
-                at += shape.numel()
-        return found
+        return self.form.views(self.floats_KP[row]) | _views(self.wholes_KQ[row], self.form.wholes)
 
     def put(self, row: int, state: State) -> None:
         """Write a model down."""
@@ -76,6 +74,14 @@ class Rows:
 def flat(value: Tensor) -> Tensor:
     """A tensor's numbers in the order in which a row holds them: channels last, as convolutions like them."""
     return (value.permute(0, 2, 3, 1) if value.dim() == IMAGES else value).reshape(-1)
+
+
+def _views(values: Tensor, shapes: dict[str, torch.Size]) -> State:
+    found, at = State(), 0
+    for name, shape in shapes.items():
+        found[name] = _unfolded(values[at : at + shape.numel()], shape)
+        at += shape.numel()
+    return found
 
 
 def _unfolded(numbers: Tensor, shape: torch.Size) -> Tensor:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl import models
+from cpfl.engines.workers.chain import chain
 from cpfl.engines.workers.form import IMAGES, Form, Rows, flat
 from cpfl.errors import ModelError
 from cpfl.federation import local, parts, schedule
@@ -51,6 +52,12 @@ class Trainer:
         self._places = places_of(self._form.floats, set(own))
         self._local = parts.local_part(experiment.federation)
         self._others = {name: value for name, value in state.items() if name not in own}  # buffers, second names
+        self._slopes = self._form.rows(1)
+        self._chain = None
+        if not self._others:
+            row_P, slopes_P = self._row.floats_KP[0], self._slopes.floats_KP[0]
+            axes, low = 1 + len(problem.data.train.shape), experiment.precision == "bf16"
+            self._chain = chain(self._module, axes, row_P, self._form.views, slopes_P, low)
 
     def older(self, model: dict[str, NDArray[Any]]) -> Rows:
         """A model that lies in no place, as a row."""
@@ -77,8 +84,9 @@ class Trainer:
         whole = local.batches(settings, size, experiment.seed, client, round)
         chosen = whole[:steps]
         x, y = self._training_inputs(client, round, np.concatenate(whole), sum(map(len, chosen)))
-        self._module.train()
-        models.seed_torch(experiment.seed, "model", client, round)
+        if self._chain is None:  # a chain draws nothing
+            self._module.train()
+            models.seed_torch(experiment.seed, "model", client, round)
         weights = self._row.floats_KP[0]
         params_P = weights if self._places is None else weights[self._places]
         at = self._course(params_P, place, client, round, kept)
@@ -86,20 +94,27 @@ class Trainer:
         for batch in chosen:
             part = slice(done, done + len(batch))
             done += len(batch)
-            logits = self._forward(x[part], client)
-            loss = nn.functional.cross_entropy(logits, y[part])
-            slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
+            loss, logits, slope_P = self._slope(x[part], y[part], client)
             at.count += 1
-            self._local.learn(params_P, torch.cat([flat(part) for part in slopes]), at)
+            self._local.learn(params_P, slope_P, at)
             if self._places is not None:  # floating-point buffers lie between the parameters
                 weights.index_copy_(0, self._places, params_P)
-            losses.append(loss.detach())
+            losses.append(loss)
             if squares:
                 squared.append(models.squares(logits, y[part]))
         if kept is not None:
             kept.leaving.floats_KP[slot].copy_(self._local.leave(params_P, at))
         self._keep(into, slot)
         return torch.stack(losses).mean().item(), torch.stack(squared).sum().item() if squared else None
+
+    def _slope(self, x: Tensor, y: Tensor, client: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A batch's mean loss, its logits, and the slope of all parameters as a row, which may be written over."""
+        if self._chain is not None:
+            return *self._chain.step(x, y), self._slopes.floats_KP[0]
+        logits = self._forward(x, client)
+        loss = nn.functional.cross_entropy(logits, y)
+        slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
+        return loss.detach(), logits, torch.cat([flat(part) for part in slopes])
 
     def _course(self, params_P: Tensor, place: int, client: int, round: int, kept: Kept | None) -> Course:
         return Course(
@@ -150,12 +165,13 @@ class Trainer:
     ) -> tuple[Tensor, Tensor]:
         """The first so many samples of a whole round."""
         data = self._problem.data
-        rows = data.clients[client].training[order[:count]]
-        plan = None
-        if data.augmented:
-            seed = self._problem.experiment.seed
-            plan = torch.from_numpy(local.augmentation(len(order), data.train.shape, seed, client, round)[:count])
-        return _fast(data.transform(self._x[rows], plan)), self._y[rows]
+        rows = torch.from_numpy(data.clients[client].training[order[:count]])
+        x, y = self._x.index_select(0, rows), self._y[rows]
+        if not data.augmented:
+            return _fast(data.transform(_fast(x))), y  # channels last at once: stored samples are often bytes
+        seed = self._problem.experiment.seed
+        plan = torch.from_numpy(local.augmentation(len(order), data.train.shape, seed, client, round)[:count])
+        return _fast(data.transform(x, plan)), y
 
     def _load(self, rows: Rows, place: int) -> None:
         self._row.floats_KP[0].copy_(rows.floats_KP[place])

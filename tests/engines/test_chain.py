@@ -1,0 +1,161 @@
+"""A chain of layers gives the slopes that autograd gives; what is no chain is left to it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cpfl.engines.workers import chain as chains
+from cpfl.engines.workers import layers
+from cpfl.engines.workers.form import IMAGES, Form, flat
+from cpfl.models import BUILT_IN, state_of
+
+IMAGE = (3, 32, 32)
+
+
+def lenet5() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 10),
+    )  # fmt: skip
+
+
+def unusual() -> nn.Module:
+    """What the layers can be set to, one within the other."""
+    return nn.Sequential(
+        OrderedDict(
+            first=nn.Sequential(
+                nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.Conv2d(3, 8, 3, stride=2, dilation=2, bias=False)
+            ),
+            norm=nn.GroupNorm(4, 8, affine=False),
+            second=nn.Conv2d(8, 12, (3, 1), padding=(1, 0), groups=4),
+            open=nn.ReLU(inplace=True),
+            pool=nn.MaxPool2d((2, 1), (1, 2), dilation=(1, 2)),
+            rows=nn.Flatten(),
+            out=nn.Linear(288, 10, bias=False),
+        )
+    )
+
+
+def narrow(outputs: int, stride: int = 1) -> Callable[[], nn.Module]:
+    """A convolution of few outputs behind another, so that the slope of its input counts."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 16, 3), nn.Conv2d(16, outputs, 5, (stride, 1), (4, 1), (2, 1), bias=outputs > 2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(outputs * (30 // stride) * 28, 10),
+        )  # fmt: skip
+
+    return build
+
+
+PLAIN: dict[str, Callable[[], nn.Module]] = {
+    "unusual": unusual,
+    "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(3072, 10))),
+    **{name: lambda build=build: build(IMAGE, 10) for name, build in BUILT_IN.items()},
+}
+NARROW = {"lenet5": lenet5, "four": narrow(4), "two": narrow(2, 2), "one": narrow(1)}
+
+
+def both(build: Callable[[], nn.Module], dtype: torch.dtype, low: bool, x: Tensor) -> list[tuple[Tensor, ...]]:
+    """Loss, logits and the row of slopes: of autograd and of a chain."""
+    torch.manual_seed(1)
+    module = build().to(dtype)
+    form = Form.of(state_of(module), dtype)
+    row, slopes = form.rows(1), form.rows(1)
+    row.put(0, module.state_dict())
+    named = dict(module.named_parameters())
+    for name, view in row.views(0).items():
+        named[name].data = view
+    chain = chains.chain(module, x.dim(), row.floats_KP[0], form.views, slopes.floats_KP[0], low)
+    assert chain is not None
+    x, y = x.to(dtype), torch.arange(len(x)) % 10
+    x = x.contiguous(memory_format=torch.channels_last) if x.dim() == IMAGES else x
+    with torch.autocast("cpu", torch.bfloat16, enabled=low, cache_enabled=False):
+        logits = module(x)
+    loss = nn.functional.cross_entropy(logits.to(dtype), y)
+    wanted = torch.autograd.grad(loss, [named[name] for name in form.floats])
+    found = chain.step(x, y)
+    return [(loss, logits.to(dtype), torch.cat([flat(part) for part in wanted])), (*found, slopes.floats_KP[0])]
+
+
+@pytest.mark.parametrize("count", [20, 1])
+@pytest.mark.parametrize("kind", ["float64", "float32", "bf16"])
+@pytest.mark.parametrize("model", PLAIN)
+def test_a_chain_gives_the_bits_of_autograd(model: str, kind: str, count: int) -> None:
+    dtype = torch.float64 if kind == "float64" else torch.float32
+    x = torch.randn(count, *IMAGE, generator=torch.Generator().manual_seed(2)).relu()  # equal maxima are common
+    x[:, :, 8:24] = 0
+    for wanted, found in zip(*both(PLAIN[model], dtype, kind == "bf16", x), strict=True):
+        assert torch.equal(wanted, found)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("model", NARROW)
+def test_neighbours_computed_together_are_the_same(model: str, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "LANES", lanes)
+    counts, ask = [], layers.together
+    monkeypatch.setattr(layers, "together", lambda form, x: counts.append(ask(form, x)) or counts[-1])
+    x = torch.randn(5, *IMAGE, generator=torch.Generator().manual_seed(2))
+    for wanted, found in zip(*both(NARROW[model], torch.float64, False, x), strict=True):
+        assert torch.allclose(wanted, found, rtol=1e-12, atol=1e-14)
+    wanted_count = {"lenet5": (1, 2), "four": (2, 4), "two": (4, 7), "one": (7, 14)}[model]  # 28 columns
+    assert max(counts) == wanted_count[lanes == 16]
+
+
+def hooked() -> nn.Module:
+    module = lenet5()
+    module[3].register_forward_hook(lambda part, x, y: 2 * y)
+    return module
+
+
+def masked() -> nn.Module:
+    module = lenet5()
+    module[0].weight.register_hook(lambda slope: slope * 0)
+    return module
+
+
+def shared() -> nn.Module:
+    layer = nn.Linear(48, 48)
+    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer)
+
+
+def frozen() -> nn.Module:
+    module = lenet5()
+    module[0].requires_grad_(False)
+    return module
+
+
+class Own(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        hooked,
+        masked,
+        shared,
+        frozen,
+        lambda: Own(*lenet5()),
+        lambda: nn.Sequential(nn.ReLU(), *lenet5()),  # would write over the samples
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.Flatten(), nn.Linear(4096, 10)),
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding_mode="reflect", padding=1), nn.Flatten(), nn.Linear(4096, 10)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(3072, 10)),
+        lambda: nn.Sequential(nn.Linear(32, 10), nn.Flatten()),  # of rows of an image
+        lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3072), nn.Linear(3072, 10)),
+        lambda: nn.Sequential(nn.Flatten()),
+    ],
+)
+def test_what_is_no_chain_is_left_to_autograd(build: Callable[[], nn.Module]) -> None:
+    assert chains.layers_of(build(), 1 + len(IMAGE)) is None
+
+
+def test_a_layer_by_itself_is_a_chain() -> None:
+    (wanted, found) = both(lambda: nn.Linear(7, 10), torch.float32, False, torch.randn(5, 7))
+    assert all(map(torch.equal, wanted, found))
