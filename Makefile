@@ -1,4 +1,4 @@
-# make demo   the paper in a minute, on data that ships with the dependencies
+# make demo   the paper's method in a minute, on data that ships with the dependencies
 # make test   all tests
 PYTHON ?= python3
 VENV := .venv

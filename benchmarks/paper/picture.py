@@ -17,7 +17,7 @@ from cpfl import experiment_file
 from cpfl.presets.published import published
 from cpfl.report import style
 
-PAPER, SAME, OURS = "printed in the paper", "the paper's recipe, measured here", "recipe cpfl, measured here"
+PAPER, SAME, OURS = "from the paper", "the paper's recipe, patience 100, here", "recipe cpfl, here"
 
 DOMAINS = {"CPU hours": [330, 6500], "hours": [33, 480]}
 
