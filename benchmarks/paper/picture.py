@@ -20,6 +20,7 @@ from cpfl.report import style
 PAPER, SAME, OURS = "from the paper", "the paper's recipe, patience 100, here", "recipe cpfl, here"
 
 DOMAINS = {"CPU hours": [330, 6500], "hours": [33, 480]}
+TICKS = {"CPU hours": [500, 1000, 2000, 4000], "hours": [50, 100, 200, 400]}
 
 
 def printed() -> list[dict[str, Any]]:
@@ -44,7 +45,7 @@ def measured(rows: list[dict[str, Any]], experiment: str, way: str) -> list[dict
 def panel(axis: str, shown: bool) -> alt.LayerChart:
     """One cost against accuracy. A line joins the n that were measured here; the paper prints costs of too few."""
     scale = alt.Scale(type="log", nice=False, domain=DOMAINS[axis])
-    x = alt.X(f"{axis}:Q", scale=scale, axis=alt.Axis(format=style.PLAIN, tickCount=6))
+    x = alt.X(f"{axis}:Q", scale=scale, axis=alt.Axis(format=style.PLAIN, values=TICKS[axis]))
     y = alt.Y("student %:Q", scale=alt.Scale(domain=[44, 72], nice=False), title="global model, test accuracy in %")
     legend = alt.Legend(orient="bottom", title=None, labelLimit=300) if shown else None
     colour = style.colour_of("way", [OURS, SAME, PAPER]).legend(legend)
