@@ -14,7 +14,7 @@ from cpfl.data.federated import FederatedData
 from cpfl.devices import Fleet
 from cpfl.errors import SettingError
 from cpfl.experiment import Cohorting, Experiment
-from cpfl.federation import local
+from cpfl.federation import local, parts
 from cpfl.randomness import stream
 
 LEARNS = "The global server, which makes the plan, learns"
@@ -49,11 +49,11 @@ def plan_cohorts(experiment: Experiment, data: FederatedData, fleet: Fleet, mode
 
 def round_seconds(experiment: Experiment, data: FederatedData, fleet: Fleet, model_bytes: int) -> Floats:
     """What each client's part in a round takes: the model down, its local work, the model up."""
-    batch = experiment.federation.batch_size
+    batch, size = experiment.federation.batch_size, parts.one_way_bytes(experiment.federation, model_bytes)
     steps = local.all_steps(experiment.federation, data.clients.training_sizes).tolist()
     return np.array(
         [
-            fleet.training_seconds(client, count, batch) + 2 * fleet.transfer_seconds(client, model_bytes)
+            fleet.training_seconds(client, count, batch) + 2 * fleet.transfer_seconds(client, size)
             for client, count in enumerate(steps)
         ]
     )

@@ -51,9 +51,11 @@ def test_json(cpfl_command: Command, plan: str) -> None:
     assert ("nothing" in four["reveals"]) == (plan == "random")
 
 
-def test_expected_rounds_are_those_of_a_run(cpfl_command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("local", ["sgd", "scaffold"])  # the latter sends twice as much
+def test_expected_rounds_are_those_of_a_run(cpfl_command: Command, tmp_path: Path, local: str) -> None:
     """All clients take part, so every round lasts as long as the plan said, and the same client is waited for."""
-    words = ("digits", *QUICK, "--set", "cohorting.plan=speed")
+    part = ("--set", f"federation.local={local}", "--set", "federation.momentum=0")
+    words = ("digits", *QUICK, *part, "--set", "cohorting.plan=speed")
     rows = cpfl_command("plan", *words, "--json").good().json["plans"][0]["by_cohort"]
     cpfl_command("run", *words, "--out", tmp_path / "run").good()
     for row in rows:

@@ -59,6 +59,11 @@ def server_part(federation: Federation) -> ServerPart:
     return _built("server", federation.server, build, federation, federation.server_args)
 
 
+def one_way_bytes(federation: Federation, model_bytes: int) -> int:
+    """What travels to a client, and back: the model, and what the local part sends with it."""
+    return model_bytes * local_part(federation).traffic
+
+
 def check(federation: Federation) -> None:
     """That there are such parts and that they go together, told before anything is written."""
     local, server = local_part(federation), server_part(federation)

@@ -58,7 +58,7 @@ class Session:
         self._kept: State | None = None
         self._average = start
         known = np.zeros(0, np.int64) if sizes is None else sizes
-        size = model_bytes * parts.local_part(experiment.federation).traffic
+        size = parts.one_way_bytes(experiment.federation, model_bytes)
         self._about = Cohort(cohort, self.clients, experiment.federation, fleet, size, known)
         kind = Buffered if experiment.federation.buffer else Rounds
         self._planner: Planner = kind(self._about, experiment.devices.crash_rate, experiment.seed)
