@@ -157,9 +157,11 @@ class Rounds(Outlasting):
             )
         return sorted(chosen)
 
-    def close(self, plan: Plan, number: int, model: State, results: Sequence[ClientResult], seconds: float) -> None:
+    def close(
+        self, plan: Plan, number: int, model: State, results: Sequence[ClientResult], seconds: float, clock: float
+    ) -> None:
         """What the round brought is learnt, and who is still under way."""
-        self._selection.learn(number, results, seconds)
+        self._selection.learn(number, results, seconds, clock)
         self._under_way.close(number, model, plan.after)
 
     def state(self) -> tuple[dict[int, State], dict[str, Any]]:

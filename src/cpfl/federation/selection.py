@@ -87,8 +87,8 @@ class Selection:
         """At most `wanted` of the `able` clients (there are always some) for the round that begins at this moment."""
         raise NotImplementedError
 
-    def learn(self, round: int, results: Sequence[ClientResult], seconds: float) -> None:
-        """What a round brought that lasted so many virtual seconds."""
+    def learn(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
+        """What a round brought that lasted so many virtual seconds and ended at this moment."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; plain numbers, strings, lists and dictionaries with strings as keys."""

@@ -111,7 +111,7 @@ class Session:
         plan = self._planned(self.round + 1)
         timing = plan.timing or accounting.timing(self._about, outcome)
         seconds, cpu_seconds, sent, waste = timing.seconds, timing.cpu_seconds, timing.bytes, timing.waste
-        self._planner.close(plan, self.round + 1, self.model, results, seconds)
+        self._planner.close(plan, self.round + 1, self.model, results, seconds, self.clock + seconds)
         del self._plans[self.round + 1]
 
         before = Snapshot(self.cohort, self.round, self.clock, self._shown)
