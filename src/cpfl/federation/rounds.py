@@ -41,7 +41,8 @@ def attempt(fates: Sequence[Fate], needed: int, deadline: float) -> Attempt:
     else:
         seconds = last.lasts if last.lasts <= limit else deadline
     counted.sort(key=lambda fate: fate.client)
-    return Attempt(seconds, last.client, counted, [fate for fate in fates if fate not in counted])
+    clients = {fate.client for fate in counted}
+    return Attempt(seconds, last.client, counted, [fate for fate in fates if fate.client not in clients])
 
 
 class Rounds(Outlasting):
