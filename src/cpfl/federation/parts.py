@@ -49,13 +49,13 @@ Part = TypeVar("Part", LocalPart, ServerPart)
 
 def local_part(federation: Federation) -> LocalPart:
     """How clients learn."""
-    build = LOCAL_PARTS.get(federation.local) or own_part("local", federation.local, LocalPart)
+    build = LOCAL_PARTS.get(federation.local) or own_part("federation.local", federation.local, LocalPart)
     return _built("local", federation.local, build, federation, federation.local_args)
 
 
 def server_part(federation: Federation) -> ServerPart:
     """How their models become one."""
-    build = SERVER_PARTS.get(federation.server) or own_part("server", federation.server, ServerPart)
+    build = SERVER_PARTS.get(federation.server) or own_part("federation.server", federation.server, ServerPart)
     return _built("server", federation.server, build, federation, federation.server_args)
 
 
