@@ -45,7 +45,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "krum": {"server": "krum"},
     "update_norm": {"update_norm": 1.0},
     "oort": {"selection": "oort"},
-}
+    "stale": {"late": "stale", "over_selection": 0.3, "participation": 0.5},
+    "fedbuff": {"buffer": 2},
+}  # in lanes fedavgm, fedadagrad and fedyogi are fedadam, trimmed-mean is median, power-of-choice is random selection
 AIM = {"scaffold": 2.0}  # and 1.5 for the others
 
 
@@ -130,6 +132,9 @@ def replace(lanes: Lanes) -> None:
     """Every lane's client ends, and another comes: all at once, where in a run they do one by one."""
     lanes.harvest([(lane, lane % 4, lane, 1.0) for lane in range(lanes.count)])
     lanes.fill([(lane, lane % 4, lane, 1e-6) for lane in range(lanes.count)])
+    if lanes._bench.keeping.aged:  # at worst all of them begin with an older model
+        for lane in range(lanes.count):
+            lanes.begin_from(lane, lanes._bench.models_NP[0])
 
 
 def timed(work: Callable[[], None], device: torch.device) -> float:

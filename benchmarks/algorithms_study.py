@@ -22,7 +22,6 @@ from typing import Any
 import cpfl
 from cpfl.errors import CpflError
 from cpfl.runs import files
-from cpfl.runs.folder import versions
 
 BASE: dict[str, Any] = {"data.alpha": 0.1, "federation.participation": 0.2, "snapshots": ""}
 AWAY = {"devices.availability": "fedscale"}
@@ -70,7 +69,7 @@ def main() -> None:
                     done(name, cohorts, seed, words)
     rows = finished(words.runs)
     words.out.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(words.out, {"versions": versions(), "rows": rows})
+    files.write_json(words.out, {"versions": made_with(words.runs), "rows": rows})
     words.out.with_suffix(".md").write_text(table(rows))
     print(table(rows))
 
@@ -127,6 +126,12 @@ def finished(runs: Path) -> list[dict[str, Any]]:
                 row = {"row": name, "cohorts": told["cohorts"], "seed": told["seed"]}
                 found.append(row | {key: told[key] for key in (*FIGURES, *kept)})
     return sorted(found, key=lambda row: (row["cohorts"], list(ROWS).index(row["row"]), row["seed"]))
+
+
+def made_with(runs: Path) -> list[dict[str, str]]:
+    """What the finished runs themselves were made with, each once: the tables may be made elsewhere."""
+    each = [files.read_json(path.parent / "run.json")["versions"] for path in runs.glob("*-n*-seed*/summary.json")]
+    return [dict(one) for one in sorted({tuple(sorted(versions.items())) for versions in each})]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

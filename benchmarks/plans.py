@@ -1,6 +1,6 @@
 """How long does a plan of cohorts take to make, and what does it come to? Label skew and round length by plan.
 
-python benchmarks/plans.py --out results/plans/plans.json
+python benchmarks/plans.py --out plans.json
 """
 
 from __future__ import annotations

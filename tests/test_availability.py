@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpfl.availability import WEEK, Week, availability, read, synthetic
+from cpfl.availability import WEEK, Trace, Week, availability, read, synthetic
 from cpfl.errors import DataError
 from cpfl.experiment import Devices
 
@@ -114,6 +115,34 @@ def test_users_are_assigned_by_the_seed(tmp_path: Path) -> None:
     assert sorted(begins(20, 1)) == list(range(20))  # each user once while there are enough
     assert begins(20, 1) == begins(20, 1) != begins(20, 2)
     assert len(begins(50, 1)) == 50  # then again
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "fedscale", "always"])
+def test_weeks_travel_to_other_processes(kind: str, tmp_path: Path) -> None:
+    """What was drawn or built of them stays behind: a letter is as long after weeks were asked for as before."""
+    tree = {str(u): {"active": [u, 50], "inactive": [u + 5, 60 + u], "finish_time": 100} for u in range(20)}
+    (tmp_path / "fedscale").mkdir()
+    (tmp_path / "fedscale" / "client_behave_trace_20.json").write_text(json.dumps(tree))
+    one, other = (availability(Devices(availability=kind), 50, seed, [tmp_path]) for seed in (1, 2))
+    fresh = pickle.dumps(one)
+    if one is None:
+        assert kind == "always"
+        return
+    weeks = [one.week(client) for client in range(50)]
+    assert pickle.dumps(one) == fresh
+    again = pickle.loads(fresh)
+    assert (again, again.known) == (one, one.known)
+    assert [again.week(client) for client in range(50)] == weeks
+    assert one != other
+    if kind == "fedscale":
+        assert len(fresh) < 20 * (2 * 2 + 2) * 8 + 50 * 8 + 1000  # numbers in columns, no text
+
+
+def test_a_trace_in_columns_gives_every_client_its_user_s_week() -> None:
+    weeks = [NIGHTS, Week((5.0,), (6.0,), 10.0), Week((0.0, 3.0), (1.0, 4.0), 5.0)]
+    rows = [2, 0, 1, 1, 2]
+    assert [Trace.of(weeks, rows).week(client) for client in range(5)] == [weeks[row] for row in rows]
+    assert Trace.of(weeks, rows) == Trace.of(weeks, np.array(rows)) != Trace.of(weeks, [2, 0, 1, 1, 1])
 
 
 @pytest.mark.parametrize(

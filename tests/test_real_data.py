@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from tests.pages import noted
 
 from cpfl import availability
 from cpfl.data import federated
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.skipif(not (DATA / "cifar10").is_dir(), reason="the rea
 
 def test_cifar10_from_the_command_line(cpfl_command: Command, tmp_path: Path) -> None:
     """As the docs say it, cut down to what two cores do in seconds."""
-    words = ["run", "cifar10", "--data", str(DATA), "--set", "data.public=tinyimagenet32"]
+    (words,) = noted("own-data-and-model.md", "tests/test_real_data.py")
+    words[words.index("--data") + 1] = str(DATA)
     for setting in ("max_rounds=2", "data.train_limit=1500", "data.public_limit=600", "distillation.epochs=1"):
         words += ["--set", setting]
     cpfl_command(*words, "--out", "real").good()

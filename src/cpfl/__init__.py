@@ -1,6 +1,7 @@
 """Cohort-Parallel Federated Learning: train cohorts side by side, distil them into one model."""
 
 from cpfl.api import Run, distill, load_run, resume, run
+from cpfl.cohorts.own_plan import PlanPart
 from cpfl.engines.base import Engine
 from cpfl.errors import CpflError
 from cpfl.experiment import Experiment
@@ -19,6 +20,7 @@ __all__ = [
     "Engine",
     "Experiment",
     "LocalPart",
+    "PlanPart",
     "Run",
     "Selection",
     "ServerPart",

@@ -5,14 +5,17 @@ A client's week is a list of spells in which it is there, [begin, end) in second
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpfl.errors import DataError
 from cpfl.experiment import Devices
@@ -61,12 +64,73 @@ class Week:
         return there / (end - begin)
 
 
-@dataclass(frozen=True)
-class Availability:
+class Availability(Protocol):
     """The week of every client."""
 
-    week: Callable[[int], Week]
-    known: str  # what a resumed run must find again
+    @property
+    def known(self) -> str:
+        """What a resumed run must find again."""
+
+    def week(self, client: int) -> Week:
+        """When a client is there."""
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Weeks that are drawn when they are first asked for; where it travels to, they are drawn again."""
+
+    on: float  # mean seconds of a spell
+    off: float  # and between two
+    seed: int
+    _drawn: dict[int, Week] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def known(self) -> str:
+        """The seed is the experiment's."""
+        return f"synthetic {self.on} {self.off}"
+
+    def week(self, client: int) -> Week:
+        """One client's."""
+        if client not in self._drawn:
+            self._drawn[client] = synthetic(self.on, self.off, self.seed, client)
+        return self._drawn[client]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Synthetic, (self.on, self.off, self.seed)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Weeks of recorded users in columns, so that millions of clients are one array more."""
+
+    known: str  # sha256 of the columns
+    rows: NDArray[np.int64] = field(repr=False, compare=False)  # the user that each client is
+    spells: NDArray[np.float64] = field(repr=False, compare=False)  # begin and end, user after user
+    first: NDArray[np.int64] = field(repr=False, compare=False)  # where a user's spells begin, and where the last end
+    periods: NDArray[np.float64] = field(repr=False, compare=False)
+    _weeks: dict[int, Week] = field(default_factory=dict, init=False, repr=False, compare=False)  # by user
+
+    @classmethod
+    def of(cls, weeks: Sequence[Week], rows: Sequence[int] | NDArray[np.int64]) -> Trace:
+        """Users' weeks, and which of them each client has."""
+        spells = np.array([spell for week in weeks for spell in zip(week.begins, week.ends, strict=True)], np.float64)
+        first = np.cumsum([0, *(len(week.begins) for week in weeks)], dtype=np.int64)
+        columns = (np.asarray(rows, np.int64), spells, first, np.array([week.period for week in weeks], np.float64))
+        digest = hashlib.sha256()
+        for column in columns:
+            digest.update(np.ascontiguousarray(column).data)
+        return cls(digest.hexdigest(), *columns)
+
+    def week(self, client: int) -> Week:
+        """That of the client's user."""
+        user = int(self.rows[client])
+        if user not in self._weeks:
+            begins, ends = self.spells[self.first[user] : self.first[user + 1]].T.tolist()
+            self._weeks[user] = Week(tuple(begins), tuple(ends), float(self.periods[user]))
+        return self._weeks[user]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Trace, (self.known, self.rows, self.spells, self.first, self.periods)
 
 
 def availability(devices: Devices, clients: int, seed: int, roots: Sequence[Path]) -> Availability | None:
@@ -74,17 +138,9 @@ def availability(devices: Devices, clients: int, seed: int, roots: Sequence[Path
     if devices.availability == "always":
         return None
     if devices.availability == "synthetic":
-        on, off = devices.online_hours * 3600, devices.offline_hours * 3600
-
-        @cache
-        def drawn(client: int) -> Week:
-            return synthetic(on, off, seed, client)
-
-        return Availability(drawn, f"synthetic {on} {off}")
-    path = _find(devices.availability, roots)
-    weeks = read(path)
-    rows = stream(seed, "availability").choice(len(weeks), clients, replace=clients > len(weeks)).tolist()
-    return Availability(lambda client: weeks[rows[client]], json.dumps([[w.begins, w.ends, w.period] for w in weeks]))
+        return Synthetic(devices.online_hours * 3600, devices.offline_hours * 3600, seed)
+    weeks = read(_find(devices.availability, roots))
+    return Trace.of(weeks, stream(seed, "availability").choice(len(weeks), clients, replace=clients > len(weeks)))
 
 
 def synthetic(on: float, off: float, seed: int, client: int) -> Week:

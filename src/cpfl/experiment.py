@@ -87,7 +87,8 @@ PLANS = ("random", "speed", "column", "label-balanced", "label-clustered", "mult
 class Cohorting(Section):
     """Who trains with whom; `cohorts` says into how many."""
 
-    plan: str = "random"  # one of PLANS; all but random reveal something of clients: `cpfl plan` says what
+    plan: str = "random"  # one of PLANS, or "module:Class"; most reveal something of clients: `cpfl plan` says what
+    plan_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of a class of your own
     column: str = ""  # plan = "column": clients with the same value in it stay together
     file: str = ""  # plan = "csv": the columns client (from 0) and cohort
     skew: NotNegative = 1.0  # plan = "multi-objective": weight of the cohorts' mean label skew, 0 to 1
@@ -96,10 +97,14 @@ class Cohorting(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.plan not in PLANS:
+        if self.plan in PLANS and self.plan_args:
+            raise ValueError(f"plan_args goes with a class of your own; {self.plan} has its settings beside it")
+        if any(value is None for value in self.plan_args.values()):
+            raise ValueError("plan_args has a value of None, which a file cannot hold: leave it out")
+        if self.plan not in PLANS and ":" not in self.plan:
             near = difflib.get_close_matches(self.plan, PLANS, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(f"plan = {self.plan!r} is unknown; {hint}Known: {', '.join(PLANS)}")
+            raise ValueError(f"plan = {self.plan!r} is unknown; {hint}Known: {', '.join(PLANS)}, or module:Class")
         for plan, key, value in (("column", "column", self.column), ("csv", "file", self.file)):
             if self.plan == plan and not value:
                 raise ValueError(f'plan = "{plan}" needs cohorting.{key}')

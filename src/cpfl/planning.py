@@ -7,19 +7,23 @@ from pathlib import Path
 
 import numpy as np
 
-from cpfl.cohorts import CohortPlan, labels, random_plan, speeds, told
+from cpfl.cohorts import CohortPlan, labels, own_plan, random_plan, speeds, told
 from cpfl.cohorts.measures import Floats
+from cpfl.cohorts.own_plan import PlanPart
 from cpfl.cohorts.seats import Index, listed
 from cpfl.data.federated import FederatedData
 from cpfl.devices import Fleet
 from cpfl.errors import SettingError
 from cpfl.experiment import Cohorting, Experiment
-from cpfl.federation import local
+from cpfl.federation import local, parts
+from cpfl.federation.own_part import own_part
+from cpfl.models import first_line
 from cpfl.randomness import stream
 
 LEARNS = "The global server, which makes the plan, learns"
 LABELS = "how many samples of each label every single client holds, which the paper's method hides in its cohort's sum"
 SPEEDS = "how long every single client's round takes, and so how fast its device and network are and how much it holds"
+SEEN = {"labels": LABELS, "seconds": SPEEDS}  # what a plan of one's own may be shown
 
 
 def plan_cohorts(experiment: Experiment, data: FederatedData, fleet: Fleet, model_bytes: int) -> CohortPlan:
@@ -31,6 +35,12 @@ def plan_cohorts(experiment: Experiment, data: FederatedData, fleet: Fleet, mode
         return told.by_value(client_values(data, settings.column), n, settings.column)
     if settings.plan == "csv":
         return told.from_csv(Path(settings.file).expanduser(), experiment.clients, n)
+    if ":" in settings.plan:
+        part = _own(settings)
+        counts = data.counts if "labels" in part.sees else None
+        seconds = round_seconds(experiment, data, fleet, model_bytes) if "seconds" in part.sees else None
+        placed = part.place(experiment.clients, n, stream(seed, "cohorts"), counts, seconds)
+        return own_plan.checked(settings.plan, placed, experiment.clients, n)
     order = stream(seed, "cohorts").permutation(experiment.clients)  # settles ties
     rng = stream(seed, "swaps")
     seats: Index
@@ -47,13 +57,25 @@ def plan_cohorts(experiment: Experiment, data: FederatedData, fleet: Fleet, mode
     return listed(seats)
 
 
+def _own(settings: Cohorting) -> PlanPart:
+    build = own_part("cohorting.plan", settings.plan, PlanPart)
+    try:
+        part: PlanPart = build(**settings.plan_args)
+    except (TypeError, ValueError) as error:
+        why = first_line(error)
+        raise SettingError(f"cohorting.plan = {settings.plan!r} does not take cohorting.plan_args: {why}") from None
+    if not set(part.sees) <= set(SEEN):
+        raise SettingError(f"cohorting.plan = {settings.plan!r} sees {part.sees!r}: a tuple of {', '.join(SEEN)}")
+    return part
+
+
 def round_seconds(experiment: Experiment, data: FederatedData, fleet: Fleet, model_bytes: int) -> Floats:
     """What each client's part in a round takes: the model down, its local work, the model up."""
-    batch = experiment.federation.batch_size
+    batch, size = experiment.federation.batch_size, parts.one_way_bytes(experiment.federation, model_bytes)
     steps = local.all_steps(experiment.federation, data.clients.training_sizes).tolist()
     return np.array(
         [
-            fleet.training_seconds(client, count, batch) + 2 * fleet.transfer_seconds(client, model_bytes)
+            fleet.training_seconds(client, count, batch) + 2 * fleet.transfer_seconds(client, size)
             for client, count in enumerate(steps)
         ]
     )
@@ -78,6 +100,9 @@ def client_values(data: FederatedData, column: str) -> Sequence[str]:
 
 def reveals(settings: Cohorting) -> str:
     """What a plan needs to know of clients that the method itself does not, and who learns it: one sentence."""
+    if ":" in settings.plan:
+        seen = [text for name, text in SEEN.items() if name in _own(settings).sees]
+        return f"{LEARNS} {', and '.join(seen)}." if seen else "The plan is shown nothing of any client."
     said: dict[str, Callable[[], str]] = {
         "random": lambda: "The plan is drawn at random and reveals nothing of any client.",
         "csv": lambda: (

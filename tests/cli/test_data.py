@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from PIL import Image
+from tests.pages import ROOT, noted
 
 from cpfl.data import embedded
 from cpfl.data.catalogue import CATALOGUE, Entry, RemoteFile
@@ -154,6 +156,19 @@ def test_import_then_train_then_predict(cpfl_command: Command, photos: Path) -> 
     assert 100 * np.mean(right) == pytest.approx(summary["student_accuracy"])
     # --data need not be said again: the run remembers
     cpfl_command("distill", "run", "--weights", "uniform").good()
+
+
+def test_a_folder_of_images_as_the_page_has_it(cpfl_command: Command, photos: Path) -> None:
+    """The page's file and its commands, but for fewer rounds."""
+    page = (ROOT / "docs" / "own-data-and-model.md").read_text()
+    (file,) = re.findall(r'^```toml\n(name = "leaves".*?)^```', page, re.M | re.S)
+    (photos / "leaves.toml").write_text(f"max_rounds = 2\n{file}\n[distillation]\nepochs = 1\n")
+    *imports, run, predict = noted("own-data-and-model.md", "tests/cli/test_data.py")
+    for words in imports:
+        cpfl_command(*words).good()
+    cpfl_command(*run).good()
+    assert len(cpfl_command(*predict, "--json").good().json) == 40
+    assert json.loads((photos / "runs" / "leaves" / "summary.json").read_text())["cohorts"] == 4
 
 
 def test_import_refuses_a_known_name_and_a_second_time(cpfl_command: Command, photos: Path) -> None:

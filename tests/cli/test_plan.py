@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -51,9 +51,11 @@ def test_json(cpfl_command: Command, plan: str) -> None:
     assert ("nothing" in four["reveals"]) == (plan == "random")
 
 
-def test_expected_rounds_are_those_of_a_run(cpfl_command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("local", ["sgd", "scaffold"])  # the latter sends twice as much
+def test_expected_rounds_are_those_of_a_run(cpfl_command: Command, tmp_path: Path, local: str) -> None:
     """All clients take part, so every round lasts as long as the plan said, and the same client is waited for."""
-    words = ("digits", *QUICK, "--set", "cohorting.plan=speed")
+    part = ("--set", f"federation.local={local}", "--set", "federation.momentum=0")
+    words = ("digits", *QUICK, *part, "--set", "cohorting.plan=speed")
     rows = cpfl_command("plan", *words, "--json").good().json["plans"][0]["by_cohort"]
     cpfl_command("run", *words, "--out", tmp_path / "run").good()
     for row in rows:
@@ -136,6 +138,64 @@ def test_a_column_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(cpfl.CpflError, match="no column of the training set; its columns: owner, region, mixed"):
         cpfl.run(Experiment(**tree, cohorting=plan | {"column": "city"}), **given, out=tmp_path / "no")
     assert not (tmp_path / "no").exists()
+
+
+class Seen(cpfl.PlanPart):
+    """In turns; it is shown what it names."""
+
+    def __init__(self, names: str = "") -> None:
+        self.sees = tuple(names.split())
+
+    def place(self, clients: int, cohorts: int, rng: Any, labels: Any, seconds: Any) -> list[int]:
+        assert (labels is not None, seconds is not None) == ("labels" in self.sees, "seconds" in self.sees)
+        return [client % cohorts for client in range(clients)]
+
+
+class Short(Seen):
+    def place(self, clients: int, cohorts: int, rng: Any, labels: Any, seconds: Any) -> list[int]:
+        return [0, 1, 2, 3]
+
+
+class Empty(Seen):
+    def place(self, clients: int, cohorts: int, rng: Any, labels: Any, seconds: Any) -> list[int]:
+        return [0] * clients
+
+
+HERE = __name__
+
+
+@pytest.mark.parametrize(
+    ("sees", "told"),
+    [("", ["nothing"]), ("labels", ["samples of each label"]), ("labels seconds", ["each label", "round takes"])],
+)
+def test_a_class_of_ones_own(cpfl_command: Command, tmp_path: Path, sees: str, told: list[str]) -> None:
+    """It is shown what it names, and the run's record says so."""
+    words = ("--set", f"cohorting.plan={HERE}:Seen", "--set", f"cohorting.plan_args.names={sees}")
+    cpfl_command("run", "digits", *QUICK, *words, "--out", "run").good()
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["plan"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert all(text in about["plan_reveals"] for text in told)
+    assert ("round takes" in about["plan_reveals"]) == ("seconds" in sees)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((f"cohorting.plan={HERE}:Short",), "Short' must place each of the 40 clients in a cohort from 0 to 3"),
+        ((f"cohorting.plan={HERE}:Empty",), "and leave none empty"),
+        ((f"cohorting.plan={HERE}:Experiment",), "Experiment' is no subclass of cpfl.PlanPart"),
+        ((f"cohorting.plan={HERE}:Missing",), "Missing' cannot be loaded"),
+        ((f"cohorting.plan={HERE}:Seen", "cohorting.plan_args.nams=labels"), "does not take cohorting.plan_args"),
+        ((f"cohorting.plan={HERE}:Seen", "cohorting.plan_args.names=label"), "sees ('label',): a tuple of labels, sec"),
+        (("cohorting.plan_args.share=1",), "plan_args goes with a class of your own"),
+    ],
+)
+def test_classes_that_are_no_plan(cpfl_command: Command, tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    answer = cpfl_command("run", "digits", *(w for word in words for w in ("--set", word)), "--out", "run")
+    assert answer.code == 2
+    assert told in answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cpfl import experiment_file
-from cpfl.availability import Availability, Week
+from cpfl.availability import Trace, Week
 from cpfl.devices import Fleet
 from cpfl.experiment import Experiment
 from cpfl.federation.reports import ClientResult
@@ -24,7 +24,7 @@ def experiment(clients: int, **changes: Any) -> Experiment:
 
 
 def fleet(compute: list[float], weeks: list[Week] | None = None) -> Fleet:
-    there = None if weeks is None else Availability(lambda client: weeks[client], "")
+    there = None if weeks is None else Trace.of(weeks, range(len(weeks)))
     return Fleet(np.array(compute), np.ones(len(compute)), there)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import Command
+from tests.pages import ROOT, noted
 
 import cpfl
 from cpfl.errors import SettingError
@@ -17,7 +18,7 @@ from cpfl.federation.local_part import LocalPart
 from cpfl.federation.server_part import ServerPart
 from cpfl.part_settings import LOCALS, SERVERS
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-algorithm.md"
+PAGE = ROOT / "docs" / "own-algorithm.md"
 
 
 def test_every_known_name_has_a_part() -> None:
@@ -75,12 +76,11 @@ def examples() -> str:
 def test_the_pages_examples(cpfl_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_parts.py").write_text(examples())
     monkeypatch.syspath_prepend(str(tmp_path))
-    command = re.search(r"^cpfl (run digits .*my_parts.*)$", PAGE.read_text(), re.M)
-    assert command
+    (command,) = noted("own-algorithm.md", "tests/federation/test_parts.py")
     settings = ["--set", "precision=float64", "--set", "distillation.epochs=1", "--set", "federation.lr=0.005"]
     ended = []
     for engine in ("reference", "workers", "lanes"):
-        words = [*command[1].split(), *settings, "--engine", engine, "--device", "cpu", "--out", engine]
+        words = [*command, *settings, "--engine", engine, "--device", "cpu", "--out", engine]
         cpfl_command(*words, "--set", "max_rounds=12").good()
         ended.append(cpfl.load_run(tmp_path / engine))
     for other in ended[1:]:

@@ -12,7 +12,8 @@ from tests.federation.cohorts import MODEL_BYTES, close, session
 
 from cpfl.availability import Week
 from cpfl.errors import CpflError, SettingError
-from cpfl.federation.fates import visited
+from cpfl.federation.fates import Fate, visited
+from cpfl.federation.rounds import attempt
 from cpfl.federation.session import RoundRecord
 from cpfl.randomness import stream
 
@@ -61,6 +62,25 @@ def test_who_cannot_do_one_step_in_time_is_dropped() -> None:
     record = close(one, [2, 2]).record
     assert told(record) == ([0], 10.0, 1, 6 + 9.0, 3 * MODEL_BYTES)
     assert wasted(record) == (9.0, 1, 0)
+
+
+class Alone(Fate):
+    """Not to be compared with another: among ten thousand, everybody with everybody would take seconds a round."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("fates were compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_an_attempt_compares_nobody_with_everybody() -> None:
+    fates = [Alone(client, 1, float(client % 7), client % 5 > 0, 1.0, 0.0) for client in range(100)]
+    one = attempt(fates, 50, 0.0)
+    assert [fate.client for fate in one.counted] == [
+        fate.client for fate in fates if fate.arrives and (fate.lasts, fate.client) <= (one.seconds, one.slowest)
+    ]
+    assert len(one.counted) == len(one.others) == 50
+    assert not {fate.client for fate in one.counted} & {fate.client for fate in one.others}
 
 
 def test_the_first_to_finish_count() -> None:

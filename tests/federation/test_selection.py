@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpfl.devices import Fleet
 from cpfl.experiment import Federation
-from cpfl.federation.selection import select, size
+from cpfl.federation.selection import Cohort, Random, size
+from cpfl.randomness import stream
+
+
+def select(clients: list[int], federation: Federation, seed: int, number: int, round: int) -> list[int]:
+    """Whom the default part chooses for a round in which everybody is there."""
+    known = Fleet(np.ones(1), np.ones(1))  # it asks nothing of them
+    part = Random(Cohort(number, clients, federation, known, 0, np.zeros(0, np.int64)))
+    rng = stream(seed, "selection", number, round)
+    return list(part.choose(clients, size(federation, len(clients)), round, rng, 0.0))
 
 
 @pytest.mark.parametrize(

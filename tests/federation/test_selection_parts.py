@@ -95,7 +95,7 @@ def test_oort_is_algorithm_1(scaled: bool) -> None:
             wanted += again.choice(fresh, K - exploit, replace=False, p=speed / speed.sum()).tolist()
         assert chosen == wanted
         told = reports(sorted(chosen), R)
-        one.learn(R, told, 1.0)
+        one.learn(R, told, 1.0, float(R))
         paper.feedback(told, R)
         assert one.preferred == pytest.approx(paper.T)
     assert paper.T > 12.0  # utilities fall from round to round, so the pacer relaxed
@@ -107,7 +107,7 @@ def test_oort_does_not_ask_the_same_for_ever() -> None:
     times = dict.fromkeys(range(10), 0)
     for R in range(1, 6):
         chosen = one.choose(list(range(10)), 4, R, rng(R), 0.0)
-        one.learn(R, reports(list(chosen), R), 1.0)
+        one.learn(R, reports(list(chosen), R), 1.0, float(R))
         for c in chosen:
             times[c] += 1
     assert set(times.values()) == {2}  # 5 rounds of 4: everybody twice
@@ -118,7 +118,7 @@ def test_outliers_are_clipped() -> None:
     one = Oort(cohort(SAMPLES, SPEEDS), penalty=0.0, scaled=False)
     told = reports(list(range(10)), 1)
     told[7] = ClientResult(7, 6, 6, 1.0, 1.0, squares=1e12)
-    one.learn(1, told, 1.0)
+    one.learn(1, told, 1.0, 1.0)
     values = [SAMPLES[r.client] * math.sqrt(r.squares / SAMPLES[r.client]) for r in told]  # type: ignore[operator]
     assert one.utilities([7], 1)[0] == pytest.approx(np.quantile(values, 0.95))
 
@@ -138,7 +138,7 @@ def test_power_of_choice() -> None:
         A = rng(R).choice(10, 5, replace=False, p=p)
         assert chosen == A[np.argsort(-latest[A], kind="stable")][:2].tolist()
         told = [ClientResult(c, 1, 1, math.cos(c * R) + 2, None) for c in chosen]
-        one.learn(R, told, 1.0)
+        one.learn(R, told, 1.0, float(R))
         for r in told:
             latest[r.client] = r.loss
     assert np.isfinite(latest).sum() >= 8  # those who have not been asked come first
@@ -150,10 +150,10 @@ def test_refl_takes_those_who_will_leave() -> None:
     one = LeastAvailable(cohort(SAMPLES, SPEEDS, weeks), accuracy=1.0)
     first = one.choose(list(range(10)), 3, 1, rng(1), 0.0)
     assert len(set(first)) == 3
-    one.learn(1, [], 10.0)  # μ is 10 s
+    one.learn(1, [], 10.0, 10.0)  # μ is 10 s
     assert list(one.choose(list(range(10)), 3, 2, rng(2), 0.0)) == [9, 8, 7]
     assert list(one.choose(list(range(6)), 3, 2, rng(2), 0.0)) == [5, 4, 3]
-    one.learn(2, [], 50.0)
+    one.learn(2, [], 50.0, 60.0)
     assert one.state()["mean"] == pytest.approx(0.75 * 50 + 0.25 * 10)
 
 
@@ -161,8 +161,8 @@ def test_refl_lets_clients_rest() -> None:
     """Nobody is asked again within five rounds' time, unless there are too few others: then who rested longest."""
     weeks = [Week((0.0,), (1000.0,), 1000.0)] * 10
     one, again = (LeastAvailable(cohort(SAMPLES, SPEEDS, weeks), accuracy=1.0, rest=5) for _ in range(2))
-    one.learn(1, reports([9, 8], 1), 10.0)  # from second 0 to 10
-    one.learn(2, reports([7, 6, 5], 2), 10.0)
+    one.learn(1, reports([9, 8], 1), 10.0, 10.0)  # from second 0 to 10
+    one.learn(2, reports([7, 6, 5], 2), 10.0, 20.0)
     again.restore(one.state())
     for part in (one, again):
         for seed in range(20):
@@ -173,15 +173,32 @@ def test_refl_lets_clients_rest() -> None:
         assert late == set(range(10))  # five rounds of ten seconds are over
 
 
+def test_refl_s_rest_goes_by_the_clock_of_the_cohort() -> None:
+    """A judgement makes the cohort wait an hour; who takes part after it rests as long as anybody before."""
+    weeks = [Week((0.0,), (1000.0,), 1000.0)] * 10
+    changes = {
+        "federation__participants": 2, "federation__selection": "refl", "devices__availability": "synthetic",
+        "federation__selection_args": {"rest": 2, "accuracy": 1.0}, "stopping__rule": "joint", "stopping__every": 2,
+    }  # fmt: skip
+    one = session(SAMPLES, SPEEDS, weeks, **changes)
+    for leg in range(1, 11):
+        asked = []
+        for _ in range(2):
+            closed = close(one, SAMPLES)
+            asked.append(set(closed.record.participants))
+        assert not asked[0] & asked[1], leg
+        one.go_on(closed, one.clock + 3600, 0.0)
+
+
 def test_refl_s_ties_and_mistakes_are_drawn() -> None:
     weeks = [Week((0.0,), (1000.0,), 1000.0)] * 10
     one = LeastAvailable(cohort(SAMPLES, SPEEDS, weeks), accuracy=0.9)
-    one.learn(1, [], 10.0)
+    one.learn(1, [], 10.0, 10.0)
     chosen = [c for R in range(2, 2002) for c in one.choose(list(range(10)), 3, R, rng(R), 0.0)]
     counts = np.bincount(chosen, minlength=10)
     assert abs(counts - 600).max() < 110  # all the same: at random
     sure = LeastAvailable(cohort(SAMPLES, SPEEDS, [Week((0.0,), (15.0 + k,), 1000.0) for k in range(10)]), accuracy=0.9)
-    sure.learn(1, [], 10.0)
+    sure.learn(1, [], 10.0, 10.0)
     right = [0 in sure.choose(list(range(10)), 1, R, rng(R), 0.0) for R in range(2000)]
     assert 0.2 < np.mean(right) < 0.6  # the ninth, there for 9 of 10 s, says 0.1 in one of ten rounds, and so on
 

@@ -80,7 +80,9 @@ class Buffered(Outlasting):
         """One of these, at random."""
         return able[int(stream(self._seed, "selection", self._cohort.number, number, start).integers(len(able)))]
 
-    def close(self, plan: Plan, number: int, model: State, results: Sequence[ClientResult], seconds: float) -> None:
+    def close(
+        self, plan: Plan, number: int, model: State, results: Sequence[ClientResult], seconds: float, clock: float
+    ) -> None:
         """Others are still under way."""
         self._under_way.close(number, model, plan.after)
 

@@ -30,7 +30,7 @@ def part_class(name: str) -> type[Selection]:
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise SettingError(f"{KEY} = {name!r} is unknown; {hint}Known: {', '.join(BUILT_IN)}, or module:Class")
-    return own_part("selection", name, Selection)
+    return own_part(KEY, name, Selection)
 
 
 def selection(cohort: Cohort) -> Selection:

@@ -106,7 +106,7 @@ class Oort(Selection):
     def _step(self) -> float:
         return self._given_step or float(np.quantile(list(self.cohort.seconds.values()), 0.3))
 
-    def learn(self, round: int, results: Sequence[ClientResult], seconds: float) -> None:
+    def learn(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
         total = 0.0
         for result in results:
             assert result.squares is not None

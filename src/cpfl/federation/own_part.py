@@ -14,13 +14,13 @@ Base = TypeVar("Base")
 
 @lru_cache
 def own_part(key: str, name: str, base: type[Base]) -> type[Base]:
-    """The class that federation.{key} names."""
+    """The class that a setting names."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a user's module can fail in any way
-        raise SettingError(f"federation.{key} = {name!r} cannot be loaded: {first_line(error)}") from None
+        raise SettingError(f"{key} = {name!r} cannot be loaded: {first_line(error)}") from None
     # A run folder or a TOML file may come from somebody else: it may name a part, not just anything to call.
     if not (isinstance(found, type) and issubclass(found, base) and found is not base):
-        raise SettingError(f"federation.{key} = {name!r} is no subclass of cpfl.{base.__name__}")
+        raise SettingError(f"{key} = {name!r} is no subclass of cpfl.{base.__name__}")
     return found

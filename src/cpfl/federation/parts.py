@@ -49,14 +49,19 @@ Part = TypeVar("Part", LocalPart, ServerPart)
 
 def local_part(federation: Federation) -> LocalPart:
     """How clients learn."""
-    build = LOCAL_PARTS.get(federation.local) or own_part("local", federation.local, LocalPart)
+    build = LOCAL_PARTS.get(federation.local) or own_part("federation.local", federation.local, LocalPart)
     return _built("local", federation.local, build, federation, federation.local_args)
 
 
 def server_part(federation: Federation) -> ServerPart:
     """How their models become one."""
-    build = SERVER_PARTS.get(federation.server) or own_part("server", federation.server, ServerPart)
+    build = SERVER_PARTS.get(federation.server) or own_part("federation.server", federation.server, ServerPart)
     return _built("server", federation.server, build, federation, federation.server_args)
+
+
+def one_way_bytes(federation: Federation, model_bytes: int) -> int:
+    """What travels to a client, and back: the model, and what the local part sends with it."""
+    return model_bytes * local_part(federation).traffic
 
 
 def check(federation: Federation) -> None:

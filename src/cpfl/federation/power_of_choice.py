@@ -40,7 +40,7 @@ class PowerOfChoice(Selection):
         drawn.sort(key=lambda client: -self._losses.get(client, math.inf))
         return drawn[:wanted]
 
-    def learn(self, round: int, results: Sequence[ClientResult], seconds: float) -> None:
+    def learn(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
         self._losses.update((result.client, result.loss) for result in results)
 
     def state(self) -> dict[str, Any]:

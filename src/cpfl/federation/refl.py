@@ -30,7 +30,6 @@ class LeastAvailable(Selection):
             raise ValueError(f"rest = {rest}: 0 or more")
         self._alpha, self._accuracy, self._rest = alpha, accuracy, rest
         self._mean: float | None = None  # μ
-        self._clock = 0.0  # when the last round ended
         self._last: dict[int, float] = {}  # when a client last took part, if it still rests
 
     def choose(
@@ -54,19 +53,17 @@ class LeastAvailable(Selection):
             told[client] = 1 - share if wrong[client] else share
         return sorted(rested, key=lambda client: told[client])[:wanted]
 
-    def learn(self, round: int, results: Sequence[ClientResult], seconds: float) -> None:
+    def learn(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
         # μ_t = (1 − α) · D_{t−1} + α · μ_{t−1}
         old = seconds if self._mean is None else self._mean
         self._mean = (1 - self._alpha) * seconds + self._alpha * old
-        self._clock += seconds
-        self._last.update((result.client, self._clock) for result in results)
+        self._last.update((result.client, clock) for result in results)
         longest = self._rest * self._mean
-        self._last = {client: last for client, last in self._last.items() if self._clock - last < longest}
+        self._last = {client: last for client, last in self._last.items() if clock - last < longest}
 
     def state(self) -> dict[str, Any]:
-        last = {str(client): last for client, last in self._last.items()}
-        return {"mean": self._mean, "clock": self._clock, "last": last}
+        return {"mean": self._mean, "last": {str(client): last for client, last in self._last.items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._mean, self._clock = state["mean"], state["clock"]
+        self._mean = state["mean"]
         self._last = {int(client): last for client, last in state["last"].items()}

@@ -83,8 +83,10 @@ class Planner(Protocol):
     def plan(self, number: int, clock: float) -> Plan:
         """The round of this number that begins at this moment: always the same until a round is closed."""
 
-    def close(self, plan: Plan, number: int, model: State, results: Sequence[ClientResult], seconds: float) -> None:
-        """A round that began with this model is over."""
+    def close(
+        self, plan: Plan, number: int, model: State, results: Sequence[ClientResult], seconds: float, clock: float
+    ) -> None:
+        """A round that began with this model and lasted so many seconds is over at this moment."""
 
     def model(self, number: int) -> State:
         """The model with which an earlier round began, as long as work from it is under way."""

@@ -41,7 +41,8 @@ def attempt(fates: Sequence[Fate], needed: int, deadline: float) -> Attempt:
     else:
         seconds = last.lasts if last.lasts <= limit else deadline
     counted.sort(key=lambda fate: fate.client)
-    return Attempt(seconds, last.client, counted, [fate for fate in fates if fate not in counted])
+    clients = {fate.client for fate in counted}
+    return Attempt(seconds, last.client, counted, [fate for fate in fates if fate.client not in clients])
 
 
 class Rounds(Outlasting):
@@ -157,9 +158,11 @@ class Rounds(Outlasting):
             )
         return sorted(chosen)
 
-    def close(self, plan: Plan, number: int, model: State, results: Sequence[ClientResult], seconds: float) -> None:
+    def close(
+        self, plan: Plan, number: int, model: State, results: Sequence[ClientResult], seconds: float, clock: float
+    ) -> None:
         """What the round brought is learnt, and who is still under way."""
-        self._selection.learn(number, results, seconds)
+        self._selection.learn(number, results, seconds, clock)
         self._under_way.close(number, model, plan.after)
 
     def state(self) -> tuple[dict[int, State], dict[str, Any]]:

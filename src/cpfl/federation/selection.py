@@ -14,7 +14,6 @@ from cpfl.devices import Fleet
 from cpfl.experiment import Federation
 from cpfl.federation import local
 from cpfl.federation.reports import ClientResult
-from cpfl.randomness import stream
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ class Selection:
         """At most `wanted` of the `able` clients (there are always some) for the round that begins at this moment."""
         raise NotImplementedError
 
-    def learn(self, round: int, results: Sequence[ClientResult], seconds: float) -> None:
-        """What a round brought that lasted so many virtual seconds."""
+    def learn(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
+        """What a round brought that lasted so many virtual seconds and ended at this moment."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps; plain numbers, strings, lists and dictionaries with strings as keys."""
@@ -126,12 +125,3 @@ def size(federation: Federation, clients: int) -> int:
     """How many of a cohort's clients take part: as many as set, or their share, at least one."""
     wanted = federation.participants or max(1, round(federation.participation * clients))
     return min(wanted, clients)
-
-
-def select(clients: Sequence[int], federation: Federation, seed: int, cohort: int, round: int) -> list[int]:
-    """A random part of the cohort, in client order."""
-    wanted = size(federation, len(clients))
-    if wanted == len(clients):
-        return list(clients)
-    chosen = stream(seed, "selection", cohort, round).choice(len(clients), wanted, replace=False)
-    return sorted(clients[i] for i in chosen)

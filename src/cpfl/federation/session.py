@@ -58,7 +58,7 @@ class Session:
         self._kept: State | None = None
         self._average = start
         known = np.zeros(0, np.int64) if sizes is None else sizes
-        size = model_bytes * parts.local_part(experiment.federation).traffic
+        size = parts.one_way_bytes(experiment.federation, model_bytes)
         self._about = Cohort(cohort, self.clients, experiment.federation, fleet, size, known)
         kind = Buffered if experiment.federation.buffer else Rounds
         self._planner: Planner = kind(self._about, experiment.devices.crash_rate, experiment.seed)
@@ -111,7 +111,7 @@ class Session:
         plan = self._planned(self.round + 1)
         timing = plan.timing or accounting.timing(self._about, outcome)
         seconds, cpu_seconds, sent, waste = timing.seconds, timing.cpu_seconds, timing.bytes, timing.waste
-        self._planner.close(plan, self.round + 1, self.model, results, seconds)
+        self._planner.close(plan, self.round + 1, self.model, results, seconds, self.clock + seconds)
         del self._plans[self.round + 1]
 
         before = Snapshot(self.cohort, self.round, self.clock, self._shown)

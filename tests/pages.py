@@ -1,0 +1,23 @@
+"""Pieces of README and docs that can be run, and where."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"(?:^<!-- (?P<note>.+?) -->\n)?^```(?P<kind>sh|python|toml)\n(?P<text>.*?)^```", re.M | re.S)
+
+
+def blocks(page: Path) -> list[re.Match[str]]:
+    return list(FENCE.finditer(page.read_text()))
+
+
+def noted(page: str, place: str) -> list[list[str]]:
+    """The commands of a page that this place runs, as their notes say; each as its words after `cpfl`."""
+    texts = [block["text"] for block in blocks(ROOT / "docs" / page) if place in (block["note"] or "")]
+    commands = [shlex.split(line) for text in texts for line in text.splitlines()]
+    assert all(words[0] == "cpfl" for words in commands)
+    return [words[1:] for words in commands]
