@@ -103,7 +103,7 @@ def test_no_cluster_at_the_address(cpfl_command: Command, tmp_path: Path) -> Non
 @pytest.mark.cluster
 def test_a_cluster_that_lacks_what_is_wanted(refused: Refused, cluster: Nodes, tmp_path: Path) -> None:
     said = refused("--workers", "9")
-    assert "has 2 CPUs: 9 workers, each with 1, do not fit there; allowed: --workers 1 to 2" in said
+    assert "has 2 CPUs: 9 workers, each with a CPU, do not fit there; allowed: --workers 1 to 2" in said
     said = refused("--device", "cuda")
     assert f"--device cuda asks for GPUs, and the Ray cluster at {cluster.address} has none that Ray knows of" in said
     assert "does not see --node-data" in refused("--node-data", tmp_path / "nowhere")

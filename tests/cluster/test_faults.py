@@ -48,9 +48,7 @@ def test_a_worker_is_killed_and_a_node_is_removed(cluster: Nodes, plain: Callabl
     assert "died; run again elsewhere: round" in said
 
 
-def test_a_node_is_removed_with_models_in_its_store(
-    cluster: Nodes, plain: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_node_is_removed_with_models_in_its_store(cluster: Nodes, plain: Callable[..., Path], tmp_path: Path) -> None:
     """The driver is halted until the node has letters for it and is gone: they can be fetched no more."""
     node = cluster.add()
     out = tmp_path / "run"
