@@ -110,6 +110,21 @@ def test_a_cluster_that_lacks_what_is_wanted(refused: Refused, cluster: Nodes, t
 
 
 @pytest.mark.cluster
+def test_gpus_that_are_too_few_or_of_no_use(refused: Refused, cluster: Nodes) -> None:
+    """A node says that it has two GPUs, and five CPUs to go with them; torch finds none there."""
+    node = cluster.add(cpus=5, gpus=2)
+    try:
+        said = refused("--gpu-share", "0.2", "--workers", "6")
+        assert "has 7 CPUs and 2 GPUs: 6 workers, each with 0.2 GPU and a CPU of one node, do not fit there" in said
+        assert said.endswith("allowed: --workers 1 to 5")
+        assert "allowed: --workers 1 to 2" in refused("--gpu-share", "0.6", "--workers", "3")
+        assert "cannot use there: install a torch for them on all nodes, or choose --device cpu" in refused()
+        assert "allowed: --workers 1 to 7" in refused("--device", "cpu", "--workers", "8")
+    finally:
+        cluster.dismiss(node)
+
+
+@pytest.mark.cluster
 def test_nodes_with_other_data_than_the_driver(refused: Refused, tmp_path: Path) -> None:
     here, there = written(tmp_path / "here"), written(tmp_path / "there")
     shutil.copyfile(there / "mine/test-00000-of-00001.parquet", there / "mine/train-00000-of-00001.parquet")

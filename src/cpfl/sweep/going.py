@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from cpfl import experiment_file, trackers
 from cpfl.api import Run
-from cpfl.engines.ray import Place
+from cpfl.engines.ray.place import settled
 from cpfl.engines.workers.crew import cores
 from cpfl.errors import RunFolderError, SettingError, SweepError
 from cpfl.experiment import GIVEN, Experiment
@@ -91,12 +91,13 @@ def sweep(
     data = common.get("data")
     named = None if data is None else str(Path(data).absolute())
     chosen = replace(chosen, engine=common.get("engine", "auto"), data=named)
+    common["cluster"] = settled(common.get("cluster"), common.get("device", "auto"))
     finished = _check(chosen, where, common, looking.on_note)
     hall = None
     if chosen.engine == "ray":
         from cpfl.sweep.on_ray import Hall  # only those who ask for it need Ray
 
-        hall = Hall(common.get("cluster") or Place(), where, data)
+        hall = Hall(common["cluster"], where, data)
     plans.store(where, plans.joined(chosen, where))
     looking.on_plan(chosen, finished)
     missing = [name for name in chosen.runs if name not in finished]

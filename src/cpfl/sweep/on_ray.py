@@ -93,7 +93,9 @@ class Hall:
             words |= {"engine": "ray", "workers": size, "cluster": self._place}
             share = {"num_cpus": 0.0}
         else:
-            words |= {"engine": "lanes" if found.gpus else "workers", "workers": 1, "cluster": None}
+            # GPUs that are not the task's need not be hidden from it.
+            engine, device = ("lanes", "cuda") if found.gpus else ("workers", "cpu")
+            words |= {"engine": engine, "device": device, "workers": 1, "cluster": None}
             share = {"num_cpus": found.cpus, "num_gpus": found.gpus}
         return ray.remote(_run).options(**share, max_retries=AGAIN).remote(experiment, path.absolute(), words, pulses)
 

@@ -40,6 +40,11 @@ class Cluster:
     dashboard: str  # its address; empty: it does not run
     ours: bool  # begun for this run, and ended with it
 
+    @property
+    def device(self) -> str:
+        """Of every worker."""
+        return "cuda" if self.gpus else "cpu"
+
 
 def connect(place: Place) -> bool:
     """Reach the cluster; whether it is one that was begun just now."""
@@ -70,7 +75,7 @@ def connect(place: Place) -> bool:
 def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
     """How many workers there will be, after every node was found fit."""
     there = ray.cluster_resources()
-    cpus, gpus = there.get("CPU", 0.0), there.get("GPU", 0.0)
+    gpus = there.get("GPU", 0.0)
     where = f"the Ray cluster at {place.address}" if place.address else "this machine"
     if place.device.startswith("cuda") and not gpus:
         raise ClusterError(f"--device cuda asks for GPUs, and {where} has none that Ray knows of")

@@ -99,7 +99,7 @@ class Hands:
     def make(self, tries: int = 1) -> Hand:
         """One more, as soon as the cluster has room for it."""
         share = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
-        actor = ray.remote(Worker).options(**share, max_concurrency=THREADS).remote()
+        actor = ray.remote(Worker).options(**share, max_concurrency=THREADS).remote(self._cluster.device)
         opening = actor.open.remote(self._problem, f"worker {self._made}")
         hand = Hand(self._made, actor, opening, tries)
         self._made += 1
