@@ -122,17 +122,9 @@ def _check_code() -> None:
     """Every node has the driver's cpfl and what it stands on."""
     here = fitness.fitness("")
     for node, found in _asked(""):
-        for key in ("cpfl", "torch", "numpy"):
-            if found[key] != here[key]:
-                raise ClusterError(
-                    f"node {node} of the Ray cluster has {key} {found[key]}, this driver has {here[key]}: "
-                    "install the same on all nodes"
-                )
-        if found["code"] != here["code"]:
-            raise ClusterError(
-                f"node {node} of the Ray cluster has cpfl {found['cpfl']} with other code than this driver's: "
-                "install the same on all nodes"
-            )
+        other = fitness.unlike(found, here)
+        if other:
+            raise ClusterError(f"node {node} of the Ray cluster {other}")
 
 
 def _asked(path: str) -> Iterator[tuple[str, fitness.Fitness]]:

@@ -20,6 +20,7 @@ from ray.exceptions import (
 )
 
 from cpfl.engines.ray.cluster import Cluster
+from cpfl.engines.ray.fitness import fitness
 from cpfl.engines.ray.letters import Charge, Letter
 from cpfl.engines.ray.worker import Worker
 from cpfl.errors import ClusterError, CpflError
@@ -70,7 +71,7 @@ class Hands:
 
     def __init__(self, cluster: Cluster, problem: Any) -> None:
         self._cluster, self._problem = cluster, problem
-        self._made = 0
+        self._made, self._here = 0, fitness("")
         self.there: list[Hand] = []
         self._asked: dict[Any, Hand] = {}  # what is waited for: an opening, or letters
 
@@ -100,7 +101,7 @@ class Hands:
         """One more, as soon as the cluster has room for it."""
         share = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
         actor = ray.remote(Worker).options(**share, max_concurrency=THREADS).remote(self._cluster.device)
-        opening = actor.open.remote(self._problem, f"worker {self._made}")
+        opening = actor.open.remote([self._problem], f"worker {self._made}", self._here)
         hand = Hand(self._made, actor, opening, tries)
         self._made += 1
         self.there.append(hand)

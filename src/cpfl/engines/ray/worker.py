@@ -16,6 +16,7 @@ import torch
 
 from cpfl import models
 from cpfl.engines.ray import letters
+from cpfl.engines.ray.fitness import Fitness, fitness, unlike
 from cpfl.engines.ray.letters import Charge, Letter, Trouble
 from cpfl.engines.ray.mirror import Mirror
 from cpfl.engines.ray.shipping import Shipped, unpacked
@@ -38,16 +39,23 @@ class Worker:
         self._new: list[Charge] = []
         self._busy, self._since, self._training = 0.0, time.monotonic(), False
 
-    def open(self, shipped: Shipped, label: str) -> dict[str, Any]:
-        """Take the problem and make an engine for it. Where and what this worker is."""
+    def open(self, problems: list[Any], label: str, here: Fitness) -> dict[str, Any]:
+        """Take the one problem, in the object store, and make an engine for it. Where and what this worker is.
+
+        The node may have joined after the others were looked at, and nothing of the driver's is read before it is
+        known to have the same code.
+        """
         from cpfl.engines import choice  # here, or the two would import each other
 
         node = os.uname().nodename
+        if other := unlike(fitness(""), here):
+            raise ClusterError(f"node {node} of the Ray cluster {other}")
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise ClusterError(
                 f"node {node} of the Ray cluster has GPUs that torch {torch.__version__} cannot use there: install a "
                 "torch for them on all nodes, or choose --device cpu"
             )
+        shipped: Shipped = ray.get(problems[0])
         self._problem = problem = unpacked(shipped)
         if self._device.type == "cpu":
             keep_memory()
