@@ -30,11 +30,12 @@ AGAIN = 3  # times that Ray begins a run anew whose node or process died
 class Hall:
     """A cluster that is fit for a sweep."""
 
-    def __init__(self, place: Place, where: Path, data: str | Path | None) -> None:
-        """Reach it and look at it: what is wrong is told before anything is written."""
+    def __init__(self, place: Place, where: Path, data: str | None, workers: int) -> None:
+        """Reach it and look at it: what is wrong is told before anything is written. So many workers at most, of all
+        runs together; 0: all that fit."""
         self._place, self._ours = place, cluster.connect(place)
         try:
-            self._found = cluster.look(place, cohorts=2**31, workers=0, ours=self._ours)
+            self._found = cluster.look(place, cohorts=2**31, workers=workers, ours=self._ours)
             parent = next(p for p in [where.absolute(), *where.absolute().parents] if p.is_dir())
             handle, token = tempfile.mkstemp(dir=parent, prefix=".cpfl-seen-")
             os.close(handle)
@@ -42,8 +43,9 @@ class Hall:
                 cluster.seen(token, f"the folder {parent}, into which the runs of this sweep are to be written")
             finally:
                 os.unlink(token)
-            if data is not None:
-                cluster.seen(str(Path(data).absolute()), f"--data {data}")
+            self._data = place.node_data or data  # whoever drives a run does so on some node
+            if data is not None and not place.node_data:
+                cluster.seen(data, f"--data {data}")
         except BaseException:
             self.close()
             raise
@@ -88,7 +90,7 @@ class Hall:
         pulses.shutdown()
 
     def _begin(self, experiment: Experiment, path: Path, size: int, common: Mapping[str, Any], pulses: Queue) -> Any:
-        found, words = self._found, dict(common)
+        found, words = self._found, {**common, "data": self._data}
         if size > 1:  # the task is the run's driver and needs no slot itself
             words |= {"engine": "ray", "workers": size, "cluster": self._place}
             share = {"num_cpus": 0.0}

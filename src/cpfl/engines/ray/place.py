@@ -22,9 +22,12 @@ class Place:
 
 
 def settled(place: Place | None, device: str) -> Place:
-    """What was said of the place, and of the device beside it."""
-    if place is None or device in ("auto", place.device):
-        return place or Place(device=device)
+    """What was said of the place, and of the device beside it; a folder is one of all nodes, wherever they begin."""
+    place = place or Place(device=device)
+    if place.node_data:
+        place = replace(place, node_data=os.path.abspath(place.node_data))
+    if device in ("auto", place.device):
+        return place
     if place.device != "auto":
         raise SettingError(f"device = {device} and a cluster with device = {place.device}: say one of them")
     return replace(place, device=device)
