@@ -13,25 +13,13 @@ from tests.cluster.nodes import LOOPBACK, Nodes, ended, events, settings, start
 from tests.cluster.test_own_things import written
 
 import cpfl
-from cpfl import experiment_file
 from cpfl.errors import SettingError
 
 pytest.importorskip("ray")
 
-from cpfl.sweep import on_ray
-
 QUICK = {
     "data.train": "mine", "clients": 10, "max_rounds": 3, "data.public_limit": 100, "distillation.epochs": 1,
 }  # fmt: skip
-
-
-def test_a_run_gets_its_part_of_the_cluster() -> None:
-    digits = experiment_file.load("digits")
-    small, large = (experiment_file.with_settings(digits, {"max_rounds": rounds}) for rounds in (10, 70))
-    one = experiment_file.with_settings(large, {"cohorts": 1})
-    assert on_ray.slots({"a": small, "b": large}, 8) == {"a": 1, "b": 4}  # no more than its cohorts
-    assert on_ray.slots({"a": one, "b": one}, 8) == {"a": 1, "b": 1}
-    assert set(on_ray.slots({str(k): large for k in range(20)}, 8).values()) == {1}
 
 
 def began(run: Path) -> str:
