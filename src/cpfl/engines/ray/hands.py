@@ -139,7 +139,7 @@ class Hands:
                     raise raised(error) from None
                 self._lose(hand)
                 told = raised(error)
-                dead.append((hand, _line(error.cause if told is error else told)))
+                dead.append((hand, _line(told if isinstance(told, CpflError) else error.cause)))
                 continue
             except DEATHS as error:
                 self._lose(hand)
