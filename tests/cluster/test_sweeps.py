@@ -52,7 +52,7 @@ def test_jobs_are_for_one_machine(tmp_path: Path) -> None:
     assert not (tmp_path / "sweep").exists()
 
 
-# Sweeps that come to nothing: too many workers, and somebody who looks on and fails.
+# Sweeps that come to nothing: too many workers, GPUs that are not there, and somebody who looks on and fails.
 VAIN = """
 import sys
 import cpfl, ray
@@ -64,9 +64,15 @@ class Looking:
         assert ray.is_initialized()
         raise LookupError("cannot look")
 
-for more in ({"workers": 3}, {"watcher": Looking()}):
+words = {"out": sys.argv[2], "engine": "ray", "cluster": Place(sys.argv[1])}
+for what, more in (
+    (cpfl.sweep, {"workers": 3}),
+    (cpfl.sweep, {"device": "cuda"}),
+    (cpfl.run, {"device": "cuda"}),
+    (cpfl.sweep, {"watcher": Looking()}),
+):
     try:
-        cpfl.sweep("digits", cohorts=[1], out=sys.argv[2], engine="ray", cluster=Place(sys.argv[1]), **more)
+        what("digits", **words, **more)
     except (cpfl.CpflError, LookupError) as error:
         print(error, ray.is_initialized())
 """
@@ -78,6 +84,10 @@ def test_the_cluster_is_let_go_whatever_happens(cluster: Nodes, tmp_path: Path) 
         [sys.executable, "-c", VAIN, cluster.address, tmp_path / "sweep"],
         env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    too_many, cannot_look = done.stdout.splitlines()
+    too_many, *no_gpus, cannot_look = done.stdout.splitlines()
+    for said in no_gpus:
+        assert said.startswith("--device cuda asks for GPUs, and the Ray cluster at ")
+        assert said.endswith(" has none that Ray knows of False")
+    assert len(no_gpus) == 2
     assert too_many.endswith("3 workers, each with a CPU, do not fit there; allowed: --workers 1 to 2 False")
     assert cannot_look == "cannot look False"
