@@ -66,10 +66,10 @@ class Looking:
 
 words = {"out": sys.argv[2], "engine": "ray", "cluster": Place(sys.argv[1])}
 for what, more in (
-    (cpfl.sweep, {"workers": 3}),
-    (cpfl.sweep, {"device": "cuda"}),
+    (cpfl.sweep, {"cohorts": [1], "workers": 3}),
+    (cpfl.sweep, {"cohorts": [1], "device": "cuda"}),
     (cpfl.run, {"device": "cuda"}),
-    (cpfl.sweep, {"watcher": Looking()}),
+    (cpfl.sweep, {"cohorts": [1], "watcher": Looking()}),
 ):
     try:
         what("digits", **words, **more)
