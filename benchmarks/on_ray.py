@@ -3,8 +3,8 @@
 python benchmarks/on_ray.py --out results/ray/speed.json
 
 Every case trains the same rounds of eight cohorts of the `cifar10` model, one core a worker; cases take turns, so that
-whatever else the machine does falls on all of them. Wall time is from the first round to the last with workers ready.
-CPU time is that of all processes that had a part in it.
+whatever else the machine does falls on all of them. Wall time is from the first round to the last with workers ready:
+the start of Ray and of workers is not in it. CPU time is that of all processes that had a part in it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def main() -> None:
         "records_equal": equal,
     }
     print(answer)
-    about = {"torch": torch.__version__, "cores": os.cpu_count(), "settings": vars(words) | {"out": str(words.out)}}
+    settings = {key: value for key, value in vars(words).items() if key != "out"}
+    about = {"torch": torch.__version__, "cores": os.cpu_count(), "settings": settings}
     words.out.parent.mkdir(parents=True, exist_ok=True)
     words.out.write_text(json.dumps({**about, **answer, "cases": found}, indent=2) + "\n")
 

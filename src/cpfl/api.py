@@ -16,7 +16,7 @@ from cpfl import experiment_file, method, trackers
 from cpfl.distillation.student import EpochRecord
 from cpfl.engines import choice
 from cpfl.engines.base import Engine
-from cpfl.engines.ray import Place
+from cpfl.engines.ray.place import Place, settled
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
 from cpfl.experiment import GIVEN, Experiment
@@ -131,8 +131,8 @@ def run(
         if value is not None
     }
     chosen = experiment_file.with_settings(chosen, replaced)
-    place = torch_device(device, engine)
-    cluster = cluster or Place(device=device)
+    cluster = settled(cluster, device)
+    place = torch_device(cluster.device, engine)
     check_engine(engine, workers, cluster)
     path = Path(out) if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)
@@ -175,8 +175,8 @@ def resume(
     if folder.summary() is not None:
         return Run(folder.path)
     engine = engine or folder.engine() or "auto"  # the one it began with: another one differs by rounding
-    place = torch_device(device, engine)
-    cluster = cluster or Place(device=device)
+    cluster = settled(cluster, device)
+    place = torch_device(cluster.device, engine)
     check_engine(engine, workers, cluster)
     looking = watcher or Silent()
     problem = reopen(folder, data, model, given_arrays(train, test, public), looking.on_note)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,10 @@ class Nodes:
             self.end()
             raise
 
-    def add(self, **variables: str) -> subprocess.Popen[bytes]:
-        """One more node, with these environment variables."""
-        return self._start(f"--address={self.address}", "--num-cpus=1", **variables)
+    def add(self, cpus: int = 1, gpus: int = 0, **variables: str) -> subprocess.Popen[bytes]:
+        """One more node, with these environment variables. Its GPUs are only claimed: Ray takes our word for it."""
+        there = [f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+        return self._start(f"--address={self.address}", *there, **variables)
 
     def _start(self, *words: str, **variables: str) -> subprocess.Popen[bytes]:
         common = ["--block", "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE}", "--disable-usage-stats"]
@@ -158,6 +159,3 @@ def same(one: Path, other: Path) -> None:
         assert (one / "models" / f"{name}.safetensors").read_bytes() == (
             other / "models" / f"{name}.safetensors"
         ).read_bytes()
-
-
-Words = Sequence[str]

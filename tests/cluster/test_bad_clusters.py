@@ -103,10 +103,25 @@ def test_no_cluster_at_the_address(cpfl_command: Command, tmp_path: Path) -> Non
 @pytest.mark.cluster
 def test_a_cluster_that_lacks_what_is_wanted(refused: Refused, cluster: Nodes, tmp_path: Path) -> None:
     said = refused("--workers", "9")
-    assert "has 2 CPUs: 9 workers, each with 1, do not fit there; allowed: --workers 1 to 2" in said
+    assert "has 2 CPUs: 9 workers, each with a CPU, do not fit there; allowed: --workers 1 to 2" in said
     said = refused("--device", "cuda")
     assert f"--device cuda asks for GPUs, and the Ray cluster at {cluster.address} has none that Ray knows of" in said
     assert "does not see --node-data" in refused("--node-data", tmp_path / "nowhere")
+
+
+@pytest.mark.cluster
+def test_gpus_that_are_too_few_or_of_no_use(refused: Refused, cluster: Nodes) -> None:
+    """A node says that it has two GPUs, and five CPUs to go with them; torch finds none there."""
+    node = cluster.add(cpus=5, gpus=2)
+    try:
+        said = refused("--gpu-share", "0.2", "--workers", "6")
+        assert "has 7 CPUs and 2 GPUs: 6 workers, each with 0.2 GPU and a CPU of one node, do not fit there" in said
+        assert said.endswith("allowed: --workers 1 to 5")
+        assert "allowed: --workers 1 to 2" in refused("--gpu-share", "0.6", "--workers", "3")
+        assert "cannot use there: install a torch for them on all nodes, or choose --device cpu" in refused()
+        assert "allowed: --workers 1 to 7" in refused("--device", "cpu", "--workers", "8")
+    finally:
+        cluster.dismiss(node)
 
 
 @pytest.mark.cluster

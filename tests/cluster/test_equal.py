@@ -1,4 +1,4 @@
-"""The same experiment gives the same records in one process and on a cluster of this machine's own."""
+"""The same experiment gives the same records in one process, on a cluster of this machine's own, on eight workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.conftest import SMALL
-from tests.cluster.nodes import ended, same, settings, start
+from tests.cluster.nodes import Nodes, ended, same, settings, start
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("ray")
@@ -29,3 +29,15 @@ def test_algorithms_that_remember_and_cohorts_that_wait_to_be_judged(
     same(out, alone)
     assert (out / "judgements.jsonl").read_text() == (alone / "judgements.jsonl").read_text()
     assert json.loads((out / "summary.json").read_text())["engine"] == "ray"
+
+
+def test_eight_workers_with_a_cohort_each(cluster: Nodes, plain: Callable[..., Path], tmp_path: Path) -> None:
+    tiny = {"cohorts": 8, "max_rounds": 2, "data.public_limit": 1500, "distillation.epochs": 1}
+    out, node = tmp_path / "run", cluster.add(cpus=6)
+    try:
+        process = start("run", "digits", *settings(tiny), "--engine", "ray", "--address", cluster.address, "--out", out)
+        alone = plain(tiny)
+        assert "Ray: 8 workers on 4 nodes, a core each" in ended(process)
+    finally:
+        cluster.dismiss(node)
+    same(out, alone)

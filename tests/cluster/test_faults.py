@@ -15,6 +15,7 @@ from tests.cluster.nodes import Nodes, at_work, ended, events, rounds, same, set
 
 pytestmark = pytest.mark.cluster
 LONG = {**SMALL, "max_rounds": 24}
+LARGE = {**SMALL, "model.args.hidden": 1000, "federation.local_epochs": 1}  # 300 KB: Ray leaves it on the worker's node
 # The teachers look at forty views of the public set, one after the other.
 LABELLING = {
     **SMALL, "distillation.augment": "mirror", "distillation.same_views": "true", "distillation.views": 40,
@@ -45,6 +46,23 @@ def test_a_worker_is_killed_and_a_node_is_removed(cluster: Nodes, plain: Callabl
     assert again
     assert {one["cohort"] for one in again} <= set(range(4))
     assert "died; run again elsewhere: round" in said
+
+
+def test_a_node_is_removed_with_models_in_its_store(cluster: Nodes, plain: Callable[..., Path], tmp_path: Path) -> None:
+    """The driver is halted until the node has letters for it and is gone: they can be fetched no more."""
+    node = cluster.add()
+    out = tmp_path / "run"
+    place = ["--engine", "ray", "--address", cluster.address, "--workers", "3"]
+    process = start("run", "digits", *settings(LARGE), *place, "--out", out)
+    found = until(lambda: at_work(out, 3), 120, "three workers train")
+    there = next(worker["pid"] for worker in found if os.getpgid(worker["pid"]) == node.pid)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(3)  # the worker's open call for letters is answered, and the answer lies on its node
+    cluster.remove(node)
+    process.send_signal(signal.SIGCONT)
+    ended(process)
+    same(out, plain(LARGE))
+    assert [event["pid"] for event in died(out)] == [there]
 
 
 def test_the_driver_is_killed_and_resumed_and_a_worker_dies_while_teachers_label(

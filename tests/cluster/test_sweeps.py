@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.cluster.nodes import Nodes, ended, events, settings, start
+from tests.cluster.nodes import LOOPBACK, Nodes, ended, events, settings, start
+from tests.cluster.test_own_things import written
 
 import cpfl
-from cpfl import experiment_file
+from cpfl.errors import SettingError
 
 pytest.importorskip("ray")
 
-from cpfl.sweep import on_ray
-
-QUICK = {"max_rounds": 3, "data.public_limit": 100, "distillation.epochs": 1}
-
-
-def test_a_run_gets_its_part_of_the_cluster() -> None:
-    digits = experiment_file.load("digits")
-    small, large = (experiment_file.with_settings(digits, {"max_rounds": rounds}) for rounds in (10, 70))
-    one = experiment_file.with_settings(large, {"cohorts": 1})
-    assert on_ray.slots({"a": small, "b": large}, 8) == {"a": 1, "b": 4}  # no more than its cohorts
-    assert on_ray.slots({"a": one, "b": one}, 8) == {"a": 1, "b": 1}
-    assert set(on_ray.slots({str(k): large for k in range(20)}, 8).values()) == {1}
+QUICK = {
+    "data.train": "mine", "clients": 10, "max_rounds": 3, "data.public_limit": 100, "distillation.epochs": 1,
+}  # fmt: skip
 
 
 def began(run: Path) -> str:
@@ -34,13 +29,65 @@ def began(run: Path) -> str:
 
 @pytest.mark.cluster
 def test_a_sweep_on_two_nodes_is_that_of_one_process(cluster: Nodes, tmp_path: Path) -> None:
-    """First n = 2 alone, which gets both slots, then beside it n = 1, which gets one."""
-    where = ["--engine", "ray", "--address", cluster.address, "--out", tmp_path / "ray"]
-    for cohorts in ("2", "1,2"):
-        ended(start("sweep", "digits", *settings(QUICK), "--cohorts", cohorts, *where))
-    cpfl.sweep("digits", cohorts=[1, 2], out=tmp_path / "here", settings=QUICK, engine="workers")
+    """First n = 2 alone, which gets both slots, then beside it n = 1, which gets the one that there may be. Data are
+    found from the folder of the command, which is not that of the nodes."""
+    here, there = written(tmp_path / "here"), written(tmp_path / "there")
+    where = ["--engine", "ray", "--address", cluster.address, "--out", "ray", "--data", "here"]
+    ended(start("sweep", "digits", *settings(QUICK), "--cohorts", "2", *where, cwd=tmp_path))
+    where += ["--node-data", "there", "--workers", "1"]
+    ended(start("sweep", "digits", *settings(QUICK), "--cohorts", "1,2", *where, cwd=tmp_path))
+    cpfl.sweep("digits", cohorts=[1, 2], out=tmp_path / "plain", settings=QUICK, engine="workers", data=here)
     for name in ("n001-seed90", "n002-seed90"):
-        for path in sorted((tmp_path / "here" / name / "rounds").iterdir()):
+        for path in sorted((tmp_path / "plain" / name / "rounds").iterdir()):
             assert path.read_bytes() == (tmp_path / "ray" / name / "rounds" / path.name).read_bytes()
     assert [began(tmp_path / "ray" / name) for name in ("n001-seed90", "n002-seed90")] == ["workers", "ray"]
+    about = json.loads((tmp_path / "ray" / "n001-seed90" / "run.json").read_text())
+    assert about["data_folder"] == str(there)
     assert json.loads((tmp_path / "ray" / "sweep.json").read_text())["engine"] == "ray"
+
+
+def test_jobs_are_for_one_machine(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="jobs = 2 goes with runs on this machine: with --engine ray, say --workers"):
+        cpfl.sweep("digits", cohorts=[1, 2], out=tmp_path / "sweep", engine="ray", jobs=2)
+    assert not (tmp_path / "sweep").exists()
+
+
+# Sweeps that come to nothing: too many workers, GPUs that are not there, and somebody who looks on and fails.
+VAIN = """
+import sys
+import cpfl, ray
+from cpfl.engines.ray import Place
+
+class Looking:
+    def on_note(self, text): ...
+    def on_plan(self, plan, finished):
+        assert ray.is_initialized()
+        raise LookupError("cannot look")
+
+words = {"out": sys.argv[2], "engine": "ray", "cluster": Place(sys.argv[1])}
+for what, more in (
+    (cpfl.sweep, {"cohorts": [1], "workers": 3}),
+    (cpfl.sweep, {"cohorts": [1], "device": "cuda"}),
+    (cpfl.run, {"device": "cuda"}),
+    (cpfl.sweep, {"cohorts": [1], "watcher": Looking()}),
+):
+    try:
+        what("digits", **words, **more)
+    except (cpfl.CpflError, LookupError) as error:
+        print(error, ray.is_initialized())
+"""
+
+
+@pytest.mark.cluster
+def test_the_cluster_is_let_go_whatever_happens(cluster: Nodes, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", VAIN, cluster.address, tmp_path / "sweep"],
+        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    too_many, *no_gpus, cannot_look = done.stdout.splitlines()
+    for said in no_gpus:
+        assert said.startswith("--device cuda asks for GPUs, and the Ray cluster at ")
+        assert said.endswith(" has none that Ray knows of False")
+    assert len(no_gpus) == 2
+    assert too_many.endswith("3 workers, each with a CPU, do not fit there; allowed: --workers 1 to 2 False")
+    assert cannot_look == "cannot look False"

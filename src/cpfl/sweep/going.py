@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 
 from cpfl import experiment_file, trackers
 from cpfl.api import Run
-from cpfl.engines.ray import Place
+from cpfl.engines.ray.place import settled
 from cpfl.engines.workers.crew import cores
 from cpfl.errors import RunFolderError, SettingError, SweepError
 from cpfl.experiment import GIVEN, Experiment
@@ -89,42 +90,46 @@ def sweep(
         where = Path(out) if out is not None else plans.default_folder(base)
         chosen = plans.grid(base, cohorts, seeds, over or {})
     data = common.get("data")
-    named = None if data is None else str(Path(data).absolute())
+    named = None if data is None else str(Path(data).expanduser().absolute())
+    if named is not None:
+        common["data"] = named  # runs may begin in another folder than this
     chosen = replace(chosen, engine=common.get("engine", "auto"), data=named)
+    if chosen.engine == "ray" and jobs > 1:
+        raise SettingError(f"jobs = {jobs} goes with runs on this machine: with --engine ray, say --workers")
+    common["cluster"] = settled(common.get("cluster"), common.get("device", "auto"))
     finished = _check(chosen, where, common, looking.on_note)
-    hall = None
-    if chosen.engine == "ray":
-        from cpfl.sweep.on_ray import Hall  # only those who ask for it need Ray
+    with contextlib.ExitStack() as until_then:
+        hall = None
+        if chosen.engine == "ray":
+            from cpfl.sweep.on_ray import Hall  # only those who ask for it need Ray
 
-        hall = Hall(common.get("cluster") or Place(), where, data)
-    plans.store(where, plans.joined(chosen, where))
-    looking.on_plan(chosen, finished)
-    missing = [name for name in chosen.runs if name not in finished]
-    failed: dict[Path, Exception] = {}
+            hall = Hall(common["cluster"], where, named, common.get("workers", 0))
+            until_then.callback(hall.close)
+        plans.store(where, plans.joined(chosen, where))
+        looking.on_plan(chosen, finished)
+        failed: dict[Path, Exception] = {}
 
-    def end(name: str, error: Exception | None) -> None:
-        if error is None:
-            looking.on_run(Run(where / name))
-            on_run(Run(where / name))
-        else:
-            failed[where / name] = error
-            looking.on_failure(where / name, error)
+        def end(name: str, error: Exception | None) -> None:
+            if error is None:
+                looking.on_run(Run(where / name))
+                on_run(Run(where / name))
+            else:
+                failed[where / name] = error
+                looking.on_failure(where / name, error)
 
-    for name in finished:
-        end(name, None)
-    if not common.get("workers"):  # runs side by side share the cores
-        common["workers"] = max(1, cores() // jobs)
-    work = {name: (chosen.experiment(name), where / name) for name in missing}
-    if hall is not None:
-        try:
+        for name in finished:
+            end(name, None)
+        if not common.get("workers"):  # runs side by side share the cores
+            common["workers"] = max(1, cores() // jobs)
+        missing = [name for name in chosen.runs if name not in finished]
+        work = {name: (absolute(chosen.experiment(name)), where / name) for name in missing}
+        if hall is not None:
             hall.work(work, common, looking.on_pulse, looking.on_wait, end)
-        finally:
-            hall.close()
-    elif jobs == 1 or len(work) < 2:
-        for name, (variant, path) in work.items():
-            end(name, _attempt(variant, path, looking.on_pulse, common))
-    elif work:
-        in_processes(work, min(jobs, len(work)), common, looking.on_pulse, looking.on_wait, end)
+        elif jobs == 1 or len(work) < 2:
+            for name, (variant, path) in work.items():
+                end(name, _attempt(variant, path, looking.on_pulse, common))
+        elif work:
+            in_processes(work, min(jobs, len(work)), common, looking.on_pulse, looking.on_wait, end)
     runs = [Run(where / name) for name in chosen.runs if where / name not in failed]
     if failed:
         raise SweepError(len(chosen.runs), runs, failed)

@@ -1,9 +1,8 @@
 """A sweep on a Ray cluster: whole runs and cohorts of large ones from one queue, the largest first.
 
-A run gets the part of the cluster that it is of the sweep. Most get one slot, a core or a share of a GPU, and are a
-task there; one that is worth several gets as many workers, and its cohorts are spread over them. Tasks write their run
-folders themselves, so that all nodes must see the sweep's folder; one whose node dies is begun again elsewhere by Ray,
-and goes on from what is on disk.
+Most runs get one slot, a core or a share of a GPU, and are a task there; one that gets several has as many workers, and
+its cohorts are spread over them. Tasks write their run folders themselves, so that all nodes must see the sweep's
+folder; one whose node dies is begun again elsewhere by Ray, and goes on from what is on disk.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from cpfl.engines.ray import cluster
 from cpfl.engines.ray.place import Place
 from cpfl.errors import ClusterError
 from cpfl.experiment import Experiment
+from cpfl.sweep import widths
 from cpfl.sweep.workers import POLL_SECONDS, End, Pulse, Work, run_or_resume
 
 AGAIN = 3  # times that Ray begins a run anew whose node or process died
@@ -30,11 +30,12 @@ AGAIN = 3  # times that Ray begins a run anew whose node or process died
 class Hall:
     """A cluster that is fit for a sweep."""
 
-    def __init__(self, place: Place, where: Path, data: str | Path | None) -> None:
-        """Reach it and look at it: what is wrong is told before anything is written."""
+    def __init__(self, place: Place, where: Path, data: str | None, workers: int) -> None:
+        """Reach it and look at it: what is wrong is told before anything is written. So many workers at most, of all
+        runs together; 0: all that fit."""
         self._place, self._ours = place, cluster.connect(place)
         try:
-            self._found = cluster.look(place, cohorts=2**31, workers=0, ours=self._ours)
+            self._found = cluster.look(place, cohorts=2**31, workers=workers, ours=self._ours)
             parent = next(p for p in [where.absolute(), *where.absolute().parents] if p.is_dir())
             handle, token = tempfile.mkstemp(dir=parent, prefix=".cpfl-seen-")
             os.close(handle)
@@ -42,8 +43,9 @@ class Hall:
                 cluster.seen(token, f"the folder {parent}, into which the runs of this sweep are to be written")
             finally:
                 os.unlink(token)
-            if data is not None:
-                cluster.seen(str(Path(data).absolute()), f"--data {data}")
+            self._data = place.node_data or data  # whoever drives a run does so on some node
+            if data is not None and not place.node_data:
+                cluster.seen(data, f"--data {data}")
         except BaseException:
             self.close()
             raise
@@ -67,8 +69,9 @@ class Hall:
         end: End,
     ) -> None:
         """All runs, as many at a time as there is room for."""
-        sizes = slots({name: experiment for name, (experiment, _) in work.items()}, self.slots)
-        queue = sorted(work, key=lambda name: -sizes[name])  # of equals, as the sweep has them
+        runs = {name: experiment for name, (experiment, _) in work.items()}
+        sizes = widths.slots(runs, self.slots)
+        queue = widths.order(runs, sizes)
         pulses = Queue(actor_options={"num_cpus": 0})
         free, running = self.slots, dict[Any, str]()
         while queue or running:
@@ -88,33 +91,16 @@ class Hall:
         pulses.shutdown()
 
     def _begin(self, experiment: Experiment, path: Path, size: int, common: Mapping[str, Any], pulses: Queue) -> Any:
-        found, words = self._found, dict(common)
+        found, words = self._found, {**common, "data": self._data}
         if size > 1:  # the task is the run's driver and needs no slot itself
             words |= {"engine": "ray", "workers": size, "cluster": self._place}
             share = {"num_cpus": 0.0}
         else:
-            words |= {"engine": "lanes" if found.gpus else "workers", "workers": 1, "cluster": None}
+            # GPUs that are not the task's need not be hidden from it.
+            engine, device = ("lanes", "cuda") if found.gpus else ("workers", "cpu")
+            words |= {"engine": engine, "device": device, "workers": 1, "cluster": None}
             share = {"num_cpus": found.cpus, "num_gpus": found.gpus}
         return ray.remote(_run).options(**share, max_retries=AGAIN).remote(experiment, path.absolute(), words, pulses)
-
-
-def slots(runs: Mapping[str, Experiment], there: int) -> dict[str, int]:
-    """How many slots each run gets: its part of all the work, at least one, at most one for each cohort."""
-    costs = {name: _cost(experiment) for name, experiment in runs.items()}
-    total = sum(costs.values())
-    return {
-        name: max(1, min(experiment.cohorts, there, int(there * costs[name] / total + 1e-9)))
-        for name, experiment in runs.items()
-    }
-
-
-def _cost(experiment: Experiment) -> float:
-    """What can be known of a run's work before it is opened: rounds at most, times what a round takes."""
-    federation = experiment.federation
-    rounds = experiment.stopping.rounds if experiment.stopping.rule == "rounds" else experiment.max_rounds
-    part = federation.participants / experiment.clients if federation.participants else federation.participation
-    each = federation.local_steps * federation.batch_size * experiment.clients if federation.local_steps else 1e4
-    return float(rounds * part * each * max(1, federation.local_epochs))
 
 
 def _run(experiment: Experiment, path: Path, words: dict[str, Any], pulses: Queue) -> None:

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,11 @@ class Cluster:
     nodes: int
     dashboard: str  # its address; empty: it does not run
     ours: bool  # begun for this run, and ended with it
+
+    @property
+    def device(self) -> str:
+        """Of every worker."""
+        return "cuda" if self.gpus else "cpu"
 
 
 def connect(place: Place) -> bool:
@@ -70,22 +75,22 @@ def connect(place: Place) -> bool:
 def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
     """How many workers there will be, after every node was found fit."""
     there = ray.cluster_resources()
-    cpus, gpus = there.get("CPU", 0.0), there.get("GPU", 0.0)
+    gpus = there.get("GPU", 0.0)
     where = f"the Ray cluster at {place.address}" if place.address else "this machine"
     if place.device.startswith("cuda") and not gpus:
         raise ClusterError(f"--device cuda asks for GPUs, and {where} has none that Ray knows of")
     on_gpus = bool(gpus) and place.device != "cpu"
-    fitting = int(gpus // place.gpu_share + 1e-9) if on_gpus else int(cpus)
-    kind, each = ("GPU", place.gpu_share) if on_gpus else ("CPU", 1.0)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    fitting = slots([node["Resources"] for node in nodes], place.gpu_share if on_gpus else 0.0)
+    each = f"{place.gpu_share:g} GPU and a CPU of one node" if on_gpus else "a CPU"
     wanted = workers or fitting
     if fitting < 1:
-        raise ClusterError(f"{where} has no {kind} for a worker: it has {_told(there)}")
+        raise ClusterError(f"{where} has no room for a worker, which needs {each}: it has {_told(there)}")
     if wanted > fitting:
         raise ClusterError(
-            f"{where} has {gpus if on_gpus else cpus:g} {kind}s: {wanted} workers, each with {each:g}, do not fit "
-            f"there; allowed: --workers 1 to {fitting}"
+            f"{where} has {_told(there)}: {wanted} workers, each with {each}, do not fit there; "
+            f"allowed: --workers 1 to {fitting}"
         )
-    nodes = [node for node in ray.nodes() if node["Alive"]]
     _check_code()
     if place.node_data:
         remedy = "or leave it out and the data travel through Ray"
@@ -93,6 +98,15 @@ def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
     dashboard = ray._private.worker.get_dashboard_url()
     link = f"http://{dashboard}" if dashboard else ""
     return Cluster(min(wanted, cohorts), 1.0, place.gpu_share if on_gpus else 0.0, len(nodes), link, ours)
+
+
+def slots(nodes: Sequence[Mapping[str, float]], gpu_share: float) -> int:
+    """How many workers fit: each needs a CPU, and a share of one GPU of the same node unless that is 0."""
+    most = [int(node.get("CPU", 0)) for node in nodes]
+    if gpu_share:
+        a_gpu = int(1 / gpu_share + 1e-9)  # 1 / 0.1 is less than 10 for some shares, and a worker is never split
+        most = [min(cpus, int(node.get("GPU", 0)) * a_gpu) for cpus, node in zip(most, nodes, strict=True)]
+    return sum(most)
 
 
 def seen(path: str, name: str, remedy: str = "or a shared file system") -> None:
@@ -108,17 +122,9 @@ def _check_code() -> None:
     """Every node has the driver's cpfl and what it stands on."""
     here = fitness.fitness("")
     for node, found in _asked(""):
-        for key in ("cpfl", "torch", "numpy"):
-            if found[key] != here[key]:
-                raise ClusterError(
-                    f"node {node} of the Ray cluster has {key} {found[key]}, this driver has {here[key]}: "
-                    "install the same on all nodes"
-                )
-        if found["code"] != here["code"]:
-            raise ClusterError(
-                f"node {node} of the Ray cluster has cpfl {found['cpfl']} with other code than this driver's: "
-                "install the same on all nodes"
-            )
+        other = fitness.unlike(found, here)
+        if other:
+            raise ClusterError(f"node {node} of the Ray cluster {other}")
 
 
 def _asked(path: str) -> Iterator[tuple[str, fitness.Fitness]]:
@@ -137,7 +143,8 @@ def _asked(path: str) -> Iterator[tuple[str, fitness.Fitness]]:
 
 
 def _told(resources: dict[str, float]) -> str:
-    found = [f"{resources[key]:g} {key}" for key in ("CPU", "GPU") if key in resources]
+    counts = {key: resources[key] for key in ("CPU", "GPU") if key in resources}
+    found = [f"{count:g} {key}{'' if count == 1 else 's'}" for key, count in counts.items()]
     return " and ".join(found) or "neither CPUs nor GPUs"
 
 

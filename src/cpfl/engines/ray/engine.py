@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from cpfl.engines.base import OnRound
 from cpfl.engines.ray import cluster, letters, packing, shipping
-from cpfl.engines.ray.hands import Hand, Hands, raised
+from cpfl.engines.ray.hands import DEATHS, Hand, Hands, raised
 from cpfl.engines.ray.letters import Done, Left, Letter, Trouble
 from cpfl.engines.ray.place import Place
 from cpfl.errors import ClusterError
@@ -32,7 +32,7 @@ ALONE_SECONDS = 120.0  # without any worker, after which the run ends: it can be
 NOBODY_CAME = (
     f"no worker of the Ray cluster is left, and none came in {ALONE_SECONDS:.0f} s: resume the run when there are some"
 )
-VAIN = 3  # deaths in a row of a cohort's workers without a round in between
+VAIN = 3  # deaths in a row of a cohort's workers without a round in between, or of those with a part of the targets
 
 
 class RayEngine:
@@ -80,6 +80,7 @@ class RayEngine:
         """What `job(problem, device, shared, piece)` makes of each piece, on the workers; the pieces of one that dies
         are done by the others."""
         answers: dict[int, R] = {}
+        deaths = dict.fromkeys(range(len(pieces)), 0)
         while len(answers) < len(pieces):
             hands = self._there()
             left = [k for k in range(len(pieces)) if k not in answers]
@@ -91,8 +92,14 @@ class RayEngine:
                     answers[k] = ray.get(answer)
                 except RayTaskError as error:
                     raise raised(error) from None
-                except RayActorError:
+                except DEATHS:
                     lost.setdefault(asked[k], []).append(pieces[k])
+                    deaths[k] += 1
+            if max(deaths.values()) >= VAIN:
+                raise ClusterError(
+                    f"{VAIN} workers died one after the other with the same part of the targets, for want of memory "
+                    "perhaps: resume the run with fewer --workers"
+                )
             for dead in lost:
                 for hand, why in self._hands.wait_for_death(dead):
                     again = [{"piece": piece} for piece in lost.get(hand, [])]
@@ -116,8 +123,11 @@ class RayEngine:
         name = hand.facts.get("worker", f"worker {hand.number}")
         node, pid = hand.facts.get("node"), hand.facts.get("pid")
         self.on_event("worker died", worker=name, node=node, pid=pid, why=why, run_again=again)
-        self._note(f"{name} died; run again elsewhere: {told}")
-        self._hands.make()
+        self._note(f"{name} died; run again elsewhere: {told}" if hand.ready else f"{name} could not begin: {why}")
+        given_up = self._hands.replace(hand, why)
+        if given_up:
+            self.on_event("worker given up", worker=name, why=given_up)
+            self._note(given_up)
 
     @property
     def width(self) -> int:

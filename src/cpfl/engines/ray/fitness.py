@@ -24,6 +24,17 @@ def fitness(path: str) -> Fitness:
     return found
 
 
+def unlike(found: Fitness, here: Fitness) -> str:
+    """What a node has that is not the driver's; empty: nothing."""
+    remedy = "install the same on all nodes"
+    for key in ("cpfl", "torch", "numpy"):
+        if found[key] != here[key]:
+            return f"has {key} {found[key]}, this driver has {here[key]}: {remedy}"
+    if found["code"] != here["code"]:
+        return f"has cpfl {found['cpfl']} with other code than this driver's: {remedy}"
+    return ""
+
+
 def code() -> str:
     """A checksum of the package's sources: two checkouts of one version need not be the same."""
     spec = importlib.util.find_spec("cpfl")

@@ -9,9 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RaySystemError, RayTaskError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RaySystemError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from cpfl.engines.ray.cluster import Cluster
+from cpfl.engines.ray.fitness import fitness
 from cpfl.engines.ray.letters import Charge, Letter
 from cpfl.engines.ray.worker import Worker
 from cpfl.errors import ClusterError, CpflError
@@ -20,6 +29,10 @@ WAIT_SECONDS = 1.0  # that a worker waits for something to tell
 FIRST_SECONDS = 300.0  # for the first worker to be there: others may hold what it needs
 THREADS = 4  # of an actor: one answers with letters, the others take orders
 PACE_SECONDS = 10.0  # over which a worker's speed is taken
+TRIES = 3  # to fill a worker's place, after which the others go on without it
+# How a worker's death shows: a call that fails, or an answer that lay in the store of its node and went with it, as all
+# beyond 100 KB do.
+DEATHS = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
 
 
 @dataclass(eq=False)
@@ -29,6 +42,7 @@ class Hand:
     number: int
     actor: Any
     opening: Any  # the answer to its opening, until it is there
+    tries: int = 1  # to fill its place, this one included
     facts: dict[str, Any] = field(default_factory=dict)
     cohorts: set[int] = field(default_factory=set)  # that it has been given
     leaving: set[int] = field(default_factory=set)  # of those, the ones that it was asked to give up
@@ -57,7 +71,7 @@ class Hands:
 
     def __init__(self, cluster: Cluster, problem: Any) -> None:
         self._cluster, self._problem = cluster, problem
-        self._made = 0
+        self._made, self._here = 0, fitness("")
         self.there: list[Hand] = []
         self._asked: dict[Any, Hand] = {}  # what is waited for: an opening, or letters
 
@@ -74,7 +88,7 @@ class Hands:
                 self._listen(hand)
             except RayTaskError as error:
                 raise raised(error) from None
-            except RayActorError as error:
+            except DEATHS as error:
                 last = (str(error).strip().splitlines() or [""])[-1]
                 raise ClusterError(f"a worker of the Ray cluster does not start: {last}") from None
         if late:
@@ -83,16 +97,26 @@ class Hands:
                 "which others may use: wait, or ask for fewer --workers"
             )
 
-    def make(self) -> Hand:
+    def make(self, tries: int = 1) -> Hand:
         """One more, as soon as the cluster has room for it."""
         share = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
-        actor = ray.remote(Worker).options(**share, max_concurrency=THREADS).remote()
-        opening = actor.open.remote(self._problem, f"worker {self._made}")
-        hand = Hand(self._made, actor, opening)
+        actor = ray.remote(Worker).options(**share, max_concurrency=THREADS).remote(self._cluster.device)
+        opening = actor.open.remote([self._problem], f"worker {self._made}", self._here)
+        hand = Hand(self._made, actor, opening, tries)
         self._made += 1
         self.there.append(hand)
         self._asked[opening] = hand
         return hand
+
+    def replace(self, dead: Hand, why: str) -> str:
+        """Have another in its place; if so many in a row could not begin there, what is to be said of that instead."""
+        if dead.ready or dead.tries < TRIES:
+            self.make(1 if dead.ready else dead.tries + 1)
+            return ""
+        told = f"{TRIES} workers one after the other could not begin, the last one because: {why}"
+        if not self.there:
+            raise ClusterError(f"no worker of the Ray cluster is left, and {told}")
+        return f"{told}; the other {len(self.there)} go on"
 
     @property
     def ready(self) -> list[Hand]:
@@ -110,13 +134,17 @@ class Hands:
             hand = self._asked.pop(answer)
             try:
                 found = ray.get(answer)
-            except RayActorError as error:
-                self.there.remove(hand)
-                ray.kill(hand.actor)  # it may only be out of reach: nobody may do its rounds twice
+            except RayTaskError as error:
+                if hand.ready:
+                    raise raised(error) from None
+                self._lose(hand)
+                told = raised(error)
+                dead.append((hand, _line(told if isinstance(told, CpflError) else error.cause)))
+                continue
+            except DEATHS as error:
+                self._lose(hand)
                 dead.append((hand, _line(error)))
                 continue
-            except RayTaskError as error:
-                raise raised(error) from None
             if answer is hand.opening:
                 hand.facts = found
             else:
@@ -127,11 +155,16 @@ class Hands:
         return heard, dead
 
     def wait_for_death(self, hand: Hand) -> list[tuple[Hand, str]]:
-        """Until a worker that answers no more counts no more; who was found dead meanwhile, and why."""
+        """Until a worker that does not answer counts no more; who was found dead meanwhile, and why."""
         dead: list[tuple[Hand, str]] = []
+        ray.kill(hand.actor)  # only the one answer may be lost
         while hand in self.there:
             dead += self.hear(WAIT_SECONDS)[1]
         return dead
+
+    def _lose(self, hand: Hand) -> None:
+        self.there.remove(hand)
+        ray.kill(hand.actor)  # it may only be out of reach: nobody may do its rounds twice
 
     def _listen(self, hand: Hand) -> None:
         self._asked[hand.actor.letters.remote(WAIT_SECONDS)] = hand

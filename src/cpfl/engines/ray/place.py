@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpfl.errors import SettingError
 
@@ -19,6 +19,18 @@ class Place:
     gpu_share: float = 1.0  # of a GPU, for one worker
     device: str = "auto"  # of workers: auto takes GPUs where the cluster has some
     node_data: str = ""  # a folder of data sets that all nodes see; empty: the driver's data travel through Ray
+
+
+def settled(place: Place | None, device: str) -> Place:
+    """What was said of the place, and of the device beside it; a folder is one of all nodes, wherever they begin."""
+    place = place or Place(device=device)
+    if place.node_data:
+        place = replace(place, node_data=os.path.abspath(place.node_data))
+    if device in ("auto", place.device):
+        return place
+    if place.device != "auto":
+        raise SettingError(f"device = {device} and a cluster with device = {place.device}: say one of them")
+    return replace(place, device=device)
 
 
 def check(engine: str, place: Place) -> None:

@@ -16,11 +16,12 @@ import torch
 
 from cpfl import models
 from cpfl.engines.ray import letters
+from cpfl.engines.ray.fitness import Fitness, fitness, unlike
 from cpfl.engines.ray.letters import Charge, Letter, Trouble
 from cpfl.engines.ray.mirror import Mirror
 from cpfl.engines.ray.shipping import Shipped, unpacked
 from cpfl.engines.workers.crew import keep_memory
-from cpfl.errors import CpflError
+from cpfl.errors import ClusterError, CpflError
 
 MOST = 64  # letters in one answer
 
@@ -28,20 +29,33 @@ MOST = 64  # letters in one answer
 class Worker:
     """An actor of Ray. One thread trains; the others answer calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # we never write
         torch.set_num_threads(1)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Ray hides GPUs that are not ours
+        self._device = torch.device(device)  # a GPU that is not ours need not be hidden, one that is ours is alone
         self._letters: queue.Queue[Letter] = queue.Queue()
         self._changed = threading.Condition()
         self._sessions: dict[int, Mirror] = {}
         self._new: list[Charge] = []
         self._busy, self._since, self._training = 0.0, time.monotonic(), False
 
-    def open(self, shipped: Shipped, label: str) -> dict[str, Any]:
-        """Take the problem and make an engine for it. Where and what this worker is."""
+    def open(self, problems: list[Any], label: str, here: Fitness) -> dict[str, Any]:
+        """Take the one problem, in the object store, and make an engine for it. Where and what this worker is.
+
+        The node may have joined after the others were looked at, and nothing of the driver's is read before it is
+        known to have the same code.
+        """
         from cpfl.engines import choice  # here, or the two would import each other
 
+        node = os.uname().nodename
+        if other := unlike(fitness(""), here):
+            raise ClusterError(f"node {node} of the Ray cluster {other}")
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise ClusterError(
+                f"node {node} of the Ray cluster has GPUs that torch {torch.__version__} cannot use there: install a "
+                "torch for them on all nodes, or choose --device cpu"
+            )
+        shipped: Shipped = ray.get(problems[0])
         self._problem = problem = unpacked(shipped)
         if self._device.type == "cpu":
             keep_memory()
@@ -50,7 +64,7 @@ class Worker:
         self._engine = choice.engine(name, problem, self._device, said.append, 1)
         threading.Thread(target=self._live, name="training", daemon=True).start()
         device = torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu"
-        return {"worker": label, "node": os.uname().nodename, "pid": os.getpid(), "device": device, "said": said}
+        return {"worker": label, "node": node, "pid": os.getpid(), "device": device, "said": said}
 
     def take(self, charges: Sequence[Charge]) -> None:
         """Train these cohorts too; those that are here already pause between rounds, and all go on together."""
