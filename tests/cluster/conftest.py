@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.nodes import Nodes
+from tests.cluster.gate import Gate
+from tests.cluster.nodes import Nodes, kill_started
 
 import cpfl
 
 SMALL: dict[str, Any] = {
     "cohorts": 4,
     "max_rounds": 12,
-    "federation.local_epochs": 8,  # rounds that last long enough to be interrupted
     "data.public_limit": 1500,  # two shards
     "distillation.epochs": 2,
     "checkpoint_seconds": 0,
@@ -30,6 +30,19 @@ def cluster() -> Iterator[Nodes]:
         yield nodes
     finally:
         nodes.end()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """Programs end with the test that began them."""
+    yield
+    kill_started()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Holds a run before its third round."""
+    return Gate(tmp_path)
 
 
 @pytest.fixture

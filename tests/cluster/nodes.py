@@ -25,6 +25,7 @@ main()
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 LOOPBACK = {**QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the same, for drivers
 UP_SECONDS = 120.0
+STARTED: list[subprocess.Popen[str]] = []  # programs that a test began
 STORE = 80 * 2**20  # bytes of a node's object store: the smallest that Ray takes
 
 
@@ -107,10 +108,22 @@ def cpfl(*words: str | Path) -> list[str]:
 
 def start(*words: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
     """In the background."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         cpfl(*words), cwd=cwd, env={**os.environ, **LOOPBACK}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
+    STARTED.append(process)
+    return process
+
+
+def kill_started() -> None:
+    """A test that failed leaves nothing behind for the next one."""
+    for process in STARTED:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+    STARTED.clear()
 
 
 def ended(process: subprocess.Popen[str]) -> str:
@@ -145,11 +158,18 @@ def workers(run: Path) -> list[dict[str, Any]]:
     return found
 
 
-def at_work(run: Path, least: int = 1) -> list[dict[str, Any]]:
-    """The workers that have cohorts, if there are so many of them and some rounds are done."""
-    found = [worker for worker in workers(run) if worker["cohorts"]]
-    begun = sum(map(len, rounds(run).values())) if (run / "rounds").is_dir() else 0
-    return found if len(found) >= least and begun >= 4 else []
+def at_work(process: subprocess.Popen[str], run: Path, least: int) -> list[dict[str, Any]]:
+    """The workers that have cohorts, as soon as there are so many of them and some rounds are done."""
+
+    def found() -> list[dict[str, Any]]:
+        if process.poll() is not None:
+            raise AssertionError(f"the run is over before {least} workers were seen at work:\n{ended(process)}")
+        those = [worker for worker in workers(run) if worker["cohorts"]]
+        done = sum(map(len, rounds(run).values())) if (run / "rounds").is_dir() else 0
+        return those if len(those) >= least and done >= 4 else []
+
+    busy: list[dict[str, Any]] = until(found, 240, f"{least} workers train")
+    return busy
 
 
 def same(one: Path, other: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.conftest import SMALL
+from tests.cluster.gate import Gate
 from tests.cluster.nodes import Nodes, at_work, ended, same, settings, start, until, workers
 
 from cpfl.engines.ray import packing
@@ -30,14 +31,16 @@ def test_a_free_worker_takes_half_of_the_fullest_and_leaves_the_last_cohort() ->
 
 @pytest.mark.cluster
 def test_cohorts_of_a_slow_worker_move_between_rounds(
-    cluster: Nodes, plain: Callable[..., Path], tmp_path: Path
+    cluster: Nodes, plain: Callable[..., Path], gate: Gate, tmp_path: Path
 ) -> None:
     """One of two workers is halted until the other has nothing left to do."""
     out = tmp_path / "run"
     place = ["--engine", "ray", "--address", cluster.address, "--workers", "2"]
-    process = start("run", "digits", *settings(SMALL), *place, "--out", out)
-    slow, quick = until(lambda: at_work(out, 2), 120, "both workers train")
+    held = gate.settings(SMALL)
+    process = start("run", "digits", *settings(held), *place, "--out", out)
+    slow, quick = at_work(process, out, 2)
     os.kill(slow["pid"], signal.SIGSTOP)
+    gate.open()
     try:
         free = lambda: any(w["pid"] == quick["pid"] and not w["cohorts"] for w in workers(out))  # noqa: E731
         until(free, 120, "the other worker is free")
@@ -45,4 +48,4 @@ def test_cohorts_of_a_slow_worker_move_between_rounds(
         os.kill(slow["pid"], signal.SIGCONT)
     assert "Ray: 2 workers on 3 nodes, a core each" in ended(process)
     assert json.loads((out / "workers.json").read_text())["moved"] > 0
-    same(out, plain(SMALL))
+    same(out, plain(held))

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from tests.board.conftest import Served, board
 from tests.cluster.conftest import SMALL
-from tests.cluster.nodes import Nodes, at_work, settings, start, until
+from tests.cluster.nodes import Nodes, at_work, settings, start
 from tests.visits import IN_A_BROWSER, Visit, browser
 
 from cpfl import experiment_file, method
@@ -79,35 +79,25 @@ def test_the_board_shows_the_workers_of_a_live_run(
     """Every fact of a worker can be seen at any width, and is fresh without a reload."""
     out = tmp_path / "runs" / "live"
     place = ["--engine", "ray", "--address", cluster.address, "--workers", "2"]
-    process = start(
-        "run",
-        "digits",
-        *settings({**SMALL, "max_rounds": 900, "stopping.rule": "rounds", "stopping.rounds": 900}),
-        *place,
-        "--out",
-        out,
-    )
-    try:
-        until(lambda: at_work(out, 2), 120, "both workers train")
-        served = board("runs")
-        for width, scheme in ((1280, "light"), (390, "dark")):
-            with Visit(browser, served.address, width, scheme) as visit:
-                page = visit.page
-                page.wait_for_selector(".crew tbody tr", timeout=30_000)
-                visit.shot(f"workers-{width}-{scheme}")
-                names = page.locator(".crew tbody th").all_inner_texts()
-                assert names == ["worker 0", "worker 1"]
-                told = page.locator(".crew td[data-label=cohorts]").all_inner_texts()
-                assert sorted(int(k) for cell in told for k in cell.removeprefix("cohorts").split(",")) == [0, 1, 2, 3]
-                assert page.evaluate("document.documentElement.scrollWidth") <= width
-                for cell in page.query_selector_all(".crew td, .crew tbody th"):
-                    box = cell.bounding_box()
-                    assert box["x"] + box["width"] <= width
-                speeds = "[...document.querySelectorAll('.crew td[data-label=\"samples/s\"]')].map(c => c.innerText)"
-                page.wait_for_function(
-                    f"before => String({speeds}) !== before", arg=str(page.evaluate(f"String({speeds})"))
-                )
-                assert visit.complaints == []
-    finally:
-        process.kill()
-        process.communicate()
+    long = {**SMALL, "max_rounds": 9000, "stopping.rule": "rounds", "stopping.rounds": 9000}
+    process = start("run", "digits", *settings(long), *place, "--out", out)
+    at_work(process, out, 2)
+    served = board("runs")
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        with Visit(browser, served.address, width, scheme) as visit:
+            page = visit.page
+            page.wait_for_selector(".crew tbody tr", timeout=30_000)
+            visit.shot(f"workers-{width}-{scheme}")
+            names = page.locator(".crew tbody th").all_inner_texts()
+            assert names == ["worker 0", "worker 1"]
+            told = page.locator(".crew td[data-label=cohorts]").all_inner_texts()
+            assert sorted(int(k) for cell in told for k in cell.removeprefix("cohorts").split(",")) == [0, 1, 2, 3]
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            for cell in page.query_selector_all(".crew td, .crew tbody th"):
+                box = cell.bounding_box()
+                assert box["x"] + box["width"] <= width
+            speeds = "[...document.querySelectorAll('.crew td[data-label=\"samples/s\"]')].map(c => c.innerText)"
+            page.wait_for_function(
+                f"before => String({speeds}) !== before", arg=str(page.evaluate(f"String({speeds})"))
+            )
+            assert visit.complaints == []

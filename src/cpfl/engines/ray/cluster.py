@@ -74,7 +74,11 @@ def connect(place: Place) -> bool:
 
 def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
     """How many workers there will be, after every node was found fit."""
-    there = ray.cluster_resources()
+    _check_code()
+    if place.node_data:
+        remedy = "or leave it out and the data travel through Ray"
+        seen(place.node_data, f"--node-data {place.node_data}", remedy)
+    there = ray.cluster_resources()  # after the nodes were asked: one that was lost a moment ago is known to be by now
     gpus = there.get("GPU", 0.0)
     where = f"the Ray cluster at {place.address}" if place.address else "this machine"
     if place.device.startswith("cuda") and not gpus:
@@ -91,10 +95,6 @@ def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
             f"{where} has {_told(there)}: {wanted} workers, each with {each}, do not fit there; "
             f"allowed: --workers 1 to {fitting}"
         )
-    _check_code()
-    if place.node_data:
-        remedy = "or leave it out and the data travel through Ray"
-        seen(place.node_data, f"--node-data {place.node_data}", remedy)
     dashboard = ray._private.worker.get_dashboard_url()
     link = f"http://{dashboard}" if dashboard else ""
     return Cluster(min(wanted, cohorts), 1.0, place.gpu_share if on_gpus else 0.0, len(nodes), link, ours)
@@ -128,7 +128,7 @@ def _check_code() -> None:
 
 
 def _asked(path: str) -> Iterator[tuple[str, fitness.Fitness]]:
-    """What every node that could hold a worker has."""
+    """What every node that could hold a worker has; one that is lost meanwhile is passed over."""
     cloudpickle.register_pickle_by_value(fitness)  # a node with another cpfl, or none, must be able to answer
     ask = ray.remote(fitness.fitness)
     able = [n for n in ray.nodes() if n["Alive"] and (n["Resources"].get("CPU") or n["Resources"].get("GPU"))]
@@ -139,6 +139,8 @@ def _asked(path: str) -> Iterator[tuple[str, fitness.Fitness]]:
         try:
             yield name, ray.get(answer, timeout=LOOK_SECONDS)
         except RayError as error:
+            if not any(now["Alive"] for now in ray.nodes() if now["NodeID"] == node["NodeID"]):
+                continue
             raise ClusterError(f"node {name} of the Ray cluster does not answer: {type(error).__name__}") from None
 
 

@@ -30,6 +30,7 @@ FIRST_SECONDS = 300.0  # for the first worker to be there: others may hold what 
 THREADS = 4  # of an actor: one answers with letters, the others take orders
 PACE_SECONDS = 10.0  # over which a worker's speed is taken
 TRIES = 3  # to fill a worker's place, after which the others go on without it
+WITH_ITS_NODE = "its node has died"  # in Ray's words
 # How a worker's death shows: a call that fails, or an answer that lay in the store of its node and went with it, as all
 # beyond 100 KB do.
 DEATHS = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
@@ -43,6 +44,7 @@ class Hand:
     actor: Any
     opening: Any  # the answer to its opening, until it is there
     tries: int = 1  # to fill its place, this one included
+    bereft: bool = False  # it died with its node, which the cluster had not known to be lost
     facts: dict[str, Any] = field(default_factory=dict)
     cohorts: set[int] = field(default_factory=set)  # that it has been given
     leaving: set[int] = field(default_factory=set)  # of those, the ones that it was asked to give up
@@ -110,8 +112,8 @@ class Hands:
 
     def replace(self, dead: Hand, why: str) -> str:
         """Have another in its place; if so many in a row could not begin there, what is to be said of that instead."""
-        if dead.ready or dead.tries < TRIES:
-            self.make(1 if dead.ready else dead.tries + 1)
+        if dead.ready or dead.bereft or dead.tries < TRIES:
+            self.make(1 if dead.ready else dead.tries + (not dead.bereft))
             return ""
         told = f"{TRIES} workers one after the other could not begin, the last one because: {why}"
         if not self.there:
@@ -143,6 +145,7 @@ class Hands:
                 continue
             except DEATHS as error:
                 self._lose(hand)
+                hand.bereft = WITH_ITS_NODE in str(error)
                 dead.append((hand, _line(error)))
                 continue
             if answer is hand.opening:
