@@ -14,7 +14,9 @@ from tests.conftest import Command
 from tests.engines.test_algorithms import ALGORITHMS, assert_alike, federate, problem_of
 
 import cpfl
+from cpfl.engines import choice, room
 from cpfl.engines.gathering import Gathering
+from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.lanes.stack import Layout
 from cpfl.errors import SettingError
 from cpfl.experiment import Experiment, Federation
@@ -50,6 +52,26 @@ def test_engines_are_equal(case: str) -> None:
     if "partial" in case:  # somebody was cut, and not everybody
         whole = federate(problem_of(2, **(CASES[case] | {"deadline": 1e6})), "reference")
         assert sum(line["samples"] for line in lines) < sum(s.samples for s in whole)
+
+
+def test_updates_that_are_joined_at_once_take_the_room_of_a_round_s_clients() -> None:
+    """Not that of all clients, of whom there may be millions."""
+    for case, seats in (({"server": "median", "participants": 2}, 4), ({"buffer": 3}, 6), (STALE, 12)):
+        problem = problem_of(2, **case)
+        assert problem.experiment.clients == 12
+        engine = LaneEngine(problem, torch.device("cpu"), 4)
+        assert len(engine._bench.keeping.models_SP) == seats + 1
+
+
+@pytest.mark.parametrize("engine", ["workers", "lanes"])
+def test_rows_of_clients_that_have_no_room_are_refused(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "memory", lambda device: 50_000)  # bytes
+    notes: list[str] = []
+    choice.engine(engine, problem_of(2), torch.device("cpu"), notes.append, 1)
+    with pytest.raises(
+        SettingError, match=r"federation\.local = .scaffold. needs room for a model of each of 12 clients"
+    ):
+        choice.engine(engine, problem_of(2, local="scaffold"), torch.device("cpu"), notes.append, 1)
 
 
 def test_fednova_counts_the_steps_that_were_done() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 from cpfl import models
+from cpfl.engines import room
 from cpfl.engines.base import Engine
 from cpfl.engines.grouped import GroupedEngine
 from cpfl.engines.lanes import LaneEngine
@@ -46,11 +47,13 @@ def _engine(name: str, problem: Problem, device: torch.device, note: Callable[[s
     if name == "workers" or (name == "auto" and device.type != "cuda"):
         if device.type != "cpu":
             raise SettingError("engine workers trains on the CPU: it goes with --device cpu")
+        room.check(problem, device, in_lanes=False)
         return WorkerEngine(problem, workers)
     obstacle = why_not_lanes(problem)
     if obstacle:
         note(f"this model cannot train in lanes, one client at a time instead: {obstacle}")
         return ReferenceEngine(problem, device)
+    room.check(problem, device, in_lanes=True)
     lanes = 0
     while True:
         try:

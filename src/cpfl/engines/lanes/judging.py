@@ -36,6 +36,7 @@ class Complete:
     participants: Sequence[int]
     sizes: Sequence[int]  # training samples of each
     number: int
+    seat: int  # of the first participant; the others' follow
     aged: Aged | None  # where updates are of different age
 
 
@@ -113,10 +114,9 @@ class Judging:
         self._sums.send()
         who = upload(self._device, np.concatenate([np.asarray(one.participants, np.int64) for one in rounds]))
         if self._joined_VP is not None:
-            keeping, at = self._bench.keeping, 0
+            keeping = self._bench.keeping
             for k, one in enumerate(rounds):
-                models_KP = keeping.models_MP.index_select(0, who[at : at + len(one.participants)])
-                at += len(one.participants)
+                models_KP = keeping.models_SP[one.seat : one.seat + len(one.participants)]
                 if one.aged is None:
                     self._joined_VP[k] = keeping.server.join(models_KP)
                 else:

@@ -1,6 +1,7 @@
 """What local and server parts remember from round to round, on the device, each row where it always is.
 
-Axes: M clients, N cohorts, V models in one look, P parameters; row M or N is for places that stay empty.
+Axes: M clients, N cohorts, S seats of clients whose rounds are under way, V models in one look, P parameters; row M, N
+or S is for places that stay empty.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cpfl import round_settings
 from cpfl.engines.lanes.stack import Layout
-from cpfl.experiment import Experiment
-from cpfl.federation import parts
+from cpfl.experiment import Experiment, Federation
+from cpfl.federation import parts, selection
 from cpfl.federation.memory import ROWS, Memory
 from cpfl.federation.server_part import ServerPart
 from cpfl.federation.session import Session
@@ -23,7 +26,14 @@ from cpfl.federation.session import Session
 class Keeping:
     """The parts' rows, of clients and of cohorts; what a part does not need is not there."""
 
-    def __init__(self, experiment: Experiment, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        plan: Sequence[Sequence[int]],
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.local, self.server = parts.local_part(experiment.federation), parts.server_part(experiment.federation)
         self._layout, self._device = layout, device
         plain = type(self.server).receive is ServerPart.receive and not experiment.federation.update_norm
@@ -39,7 +49,8 @@ class Keeping:
         self.rows_MP = rows(clients, self.local.keeps_rows)  # a local part's, of clients
         self.means_NP = rows(cohorts, self.local.keeps_rows)  # their means
         self.moved_NP = rows(cohorts, self.local.keeps_rows)  # how far a round has moved them, in all
-        self.models_MP = rows(clients, self.one_by_one)  # of clients that have ended
+        self.seats = first_seats(experiment.federation, plan)
+        self.models_SP = rows(int(self.seats[-1]) + 1, self.one_by_one)  # of clients that have ended
         self.server_NP = {name: rows(cohorts, True) for name in self.server.memory}
 
     def load(self, sessions: Sequence[Session]) -> None:
@@ -92,6 +103,17 @@ class Keeping:
             return Seen(self._layout, cohorts, None)
         cohorts[ROWS] = self.means_NP.index_select(0, places)
         return Seen(self._layout, cohorts, self.rows_MP.index_select(0, clients))
+
+
+def first_seats(federation: Federation, plan: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """The first seat of every cohort, and the one after the last: a seat for each client that one round may have."""
+
+    def most(clients: int) -> int:
+        if federation.late == "stale":  # those of all earlier rounds may come at once
+            return clients
+        return min(clients, federation.buffer or selection.size(federation, clients))
+
+    return np.cumsum([0, *(most(len(cohort)) for cohort in plan)])
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class Round:
         self.session, self.number, self.aged = session, number, aged
         self.participants = [task.client for task in tasks]
         self.steps = {task.client: task.steps for task in tasks}
+        self.order = {client: k for k, client in enumerate(self.participants)}
         self.following = following  # the next round's, planned ahead
         self.missing = len(tasks)
         self.weight = 0.0
@@ -155,9 +156,10 @@ class Shift:
             task = heapq.heappop(self._waiting)[-1]
             self._plan(task, lane)
             self._tasks[lane], self._left[lane], self._at[lane] = task, task.steps, 0
-            entering.append((lane, self._place[task.cohort], task.client, schedule.rate(self._settings, task.round)))
+            rate = schedule.rate(self._settings, task.round)
+            entering.append((lane, self._place[task.cohort], task.client, rate, self._seat(task)))
         self._lanes.fill(entering)
-        for lane, _, client, _ in entering if self._bench.keeping.aged else ():
+        for lane, _, client, _, _ in entering if self._bench.keeping.aged else ():
             task = self._tasks[lane]
             assert task is not None
             aged = self._rounds[task.cohort].aged
@@ -215,7 +217,7 @@ class Shift:
             self._free(lane)
             round = self._rounds[task.cohort]
             weight = self._server.weight(self._sizes[task.client], task.steps)
-            ended.append((lane, self._place[task.cohort], task.client, weight))
+            ended.append((lane, self._place[task.cohort], task.client, weight, self._seat(task)))
             round.weight += weight
             round.missing -= 1
             if round.missing == 0:
@@ -223,6 +225,10 @@ class Shift:
         if ended:
             self._lanes.harvest(ended)
         return complete
+
+    def _seat(self, task: Task) -> int:
+        """Where its model waits for the others of its round, if they are joined all at once."""
+        return int(self._bench.keeping.seats[task.cohort]) + self._rounds[task.cohort].order[task.client]
 
     def _free(self, lane: int) -> None:
         self._tasks[lane], self._left[lane], self._at[lane] = None, 0, self._depth
@@ -239,8 +245,9 @@ class Shift:
         sizes = [self._sizes[client] for client in round.participants]
         steps = [round.steps[client] for client in round.participants]
         pace = 1.0 if round.aged else self._server.pace(list(zip(sizes, steps, strict=True)))
-        place, clients = self._place[round.session.cohort], len(round.session.clients)
-        return Complete(place, round.weight, pace, clients, round.participants, sizes, round.number, round.aged)
+        cohort, clients = round.session.cohort, len(round.session.clients)
+        place, seat = self._place[cohort], int(self._bench.keeping.seats[cohort])
+        return Complete(place, round.weight, pace, clients, round.participants, sizes, round.number, seat, round.aged)
 
     def _close(self, rounds: list[Round], ticket: Ticket) -> None:
         """Tell the sessions; what one that stops has begun is dropped."""

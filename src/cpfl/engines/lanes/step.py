@@ -29,8 +29,8 @@ AT_ONCE = 16  # clients that one letter takes in or out
 ALIKE = 32  # clients of one cohort that one letter takes out
 MANY = 4  # from so many on they go out together
 
-Line = tuple[int, int, int, float]
-"""A client in a letter: its lane, its cohort's place, the client, its learning rate or weight."""
+Line = tuple[int, int, int, float, int]
+"""A client in a letter: its lane, its cohort's place, the client, its learning rate or weight, its seat."""
 
 
 class Bench:
@@ -47,7 +47,7 @@ class Bench:
         self.models_NP = torch.zeros(experiment.cohorts + 1, layout.size, dtype=self.dtype, device=device)
         self.sums_NP = torch.zeros_like(self.models_NP)
         self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)
-        self.keeping = Keeping(experiment, layout, self.dtype, device)
+        self.keeping = Keeping(experiment, problem.plan, layout, self.dtype, device)
         self.squares = choosing.part_class(experiment.federation.selection).squares  # of sample losses, asked for
         self.squares_M = torch.zeros_like(self.losses_M)
 
@@ -93,7 +93,7 @@ class Lanes:
         kind = torch.zeros(0, dtype=bench.dtype).numpy().dtype
         numbers, floats = ((AT_ONCE,), np.int64), ((AT_ONCE,), kind)
         self._incoming = Inbox(device, lanes=numbers, places=numbers, clients=numbers, rates=floats)
-        self._outgoing = Inbox(device, lanes=numbers, places=numbers, clients=numbers, weights=floats)
+        self._outgoing = Inbox(device, lanes=numbers, places=numbers, clients=numbers, weights=floats, seats=numbers)
         numbers, floats = ((min(ALIKE, count),), np.int64), ((min(ALIKE, count),), kind)
         self._together = Inbox(device, lanes=numbers, places=((1,), np.int64), clients=numbers, weights=floats)
         self._leaf = self.params_LP.detach().requires_grad_()
@@ -154,10 +154,14 @@ class Lanes:
             column[:] = 0
         letter["lanes"][:], letter["places"][:] = self.count, len(bench.models_NP) - 1
         letter["clients"][:] = len(bench.losses_M) - 1
+        if "seats" in letter:
+            letter["seats"][:] = bench.keeping.seats[-1]
 
     def _send(self, inbox: Inbox, lines: Sequence[Line]) -> None:
         self._empty(inbox)
-        for column, values in zip(inbox.here.values(), zip(*lines, strict=True), strict=True):
+        for column, values in zip(
+            inbox.here.values(), zip(*lines, strict=True), strict=False
+        ):  # a seat is not always told
             column[: len(lines)] = values[: len(column)]  # clients of one cohort have one place
         inbox.send()
 
@@ -186,7 +190,7 @@ class Lanes:
         if keeping.receives and not keeping.aged:
             models_FP = keeping.server.receive(models_FP, bench.models_NP.index_select(0, places))
         if keeping.one_by_one:
-            keeping.models_MP.index_copy_(0, clients, models_FP)
+            keeping.models_SP.index_copy_(0, there["seats"], models_FP)
         else:
             sums_FP = bench.sums_NP.index_select(0, places).add_(models_FP.mul_(there["weights"][:, None]))
             bench.sums_NP.index_copy_(0, places, sums_FP)
