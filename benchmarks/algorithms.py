@@ -2,7 +2,8 @@
 
 The same lanes, the same drawn images; only the parts differ. Lanes are stepped in turns, so that what else the machine
 does falls on all alike, and the medians are compared. A client's coming and going (its rows in and out) is timed apart,
-and shared out over the steps that a client of this size takes.
+and so is a round's end (the server part makes the next model of its clients', and it is judged); both are shared out
+over the steps between two of them.
 
     python benchmarks/algorithms.py --device cuda --out results/algorithms/steps.json
     python benchmarks/algorithms.py --presets femnist --lanes 32 --precision tf32 --only adam,scaffold --out steps.json
@@ -16,6 +17,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ import torch
 from cpfl import experiment_file, models
 from cpfl.bench import drawn
 from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.lanes.aged import Aged
+from cpfl.engines.lanes.judging import Complete, Judging
 from cpfl.engines.lanes.step import Lanes
-from cpfl.federation import local
+from cpfl.federation import local, selection
 from cpfl.problem import prepare
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -46,9 +50,20 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "update_norm": {"update_norm": 1.0},
     "oort": {"selection": "oort"},
     "stale": {"late": "stale", "over_selection": 0.3, "participation": 0.5},
-    "fedbuff": {"buffer": 2},
+    "fedbuff": {"buffer": 10},
 }  # in lanes fedavgm, fedadagrad and fedyogi are fedadam, trimmed-mean is median, power-of-choice is random selection
 AIM = {"scaffold": 2.0}  # and 1.5 for the others
+
+
+@dataclass(frozen=True)
+class Rig:
+    """An algorithm's lanes, a round of one of its cohorts, and how often clients and rounds end."""
+
+    lanes: Lanes
+    judging: Judging
+    round: Complete
+    steps_of_a_client: float
+    steps_of_a_round: float  # of all lanes, until as many clients have ended as make a round
 
 
 def main() -> None:
@@ -87,51 +102,64 @@ def measured(
 ) -> list[dict[str, Any]]:
     """A row for each algorithm, stepped in turns with FedAvg and let go before the next: a GPU holds two with ease."""
     rows: list[dict[str, Any]] = []
-    base = lanes_of("fedavg", preset, precision, count, device)
-    print(f"{'algorithm':18}{'ms a step':>12}{'ms in, out':>12}{'together':>12}{'× FedAvg':>10}{'aim':>6}")
+    base = rig_of("fedavg", preset, precision, count, device)
+    heads = ("ms a step", "ms in, out", "ms to join", "together", "× FedAvg", "aim")
+    print(f"{'algorithm':18}" + "".join(f"{head:>12}" for head in heads))
     for name in names:
-        other = base if name == "fedavg" else lanes_of(name, preset, precision, count, device)
-        fedavg, (step, change, whole) = in_turns([base, other], steps, device)
-        aim, ratio = AIM.get(name, 1.5), whole / fedavg[-1]
-        rows.append(
-            {"algorithm": name, "step_ms": step, "in_out_ms": change, "together_ms": whole, "ratio": ratio, "aim": aim}
-        )
-        print(f"{name:18}{step:12.3f}{change:12.3f}{whole:12.3f}{ratio:10.2f}{aim:6.1f}", flush=True)
+        other = base if name == "fedavg" else rig_of(name, preset, precision, count, device)
+        fedavg, (step, change, end, whole) = in_turns([base, other], steps, device)
+        row = {"step_ms": step, "in_out_ms": change, "join_ms": end, "together_ms": whole}
+        rows.append({"algorithm": name, **row, "ratio": whole / fedavg[-1], "aim": AIM.get(name, 1.5)})
+        told = "".join(f"{value:12.3f}" for value in row.values())
+        print(f"{name:18}{told}{rows[-1]['ratio']:12.2f}{rows[-1]['aim']:12.1f}", flush=True)
     return rows
 
 
-def in_turns(pair: list[tuple[Lanes, float]], steps: int, device: torch.device) -> list[tuple[float, float, float]]:
-    """Milliseconds of each: a step, all clients' coming and going, and both, shared out over a client's steps."""
-    times: list[list[tuple[float, float]]] = [[], []]
+def in_turns(pair: list[Rig], steps: int, device: torch.device) -> list[tuple[float, float, float, float]]:
+    """Milliseconds of each: a step, all clients' coming and going, a round's end, and a step with its share of both."""
+    times: list[list[tuple[float, float, float]]] = [[], []]
     for turn in range(steps + 5):
-        for (lanes, _), taken in zip(pair, times, strict=True):
-            both = timed(lanes.step, device), timed(lambda lanes=lanes: replace(lanes), device)
+        for rig, taken in zip(pair, times, strict=True):
+            works = (rig.lanes.step, lambda rig=rig: replace(rig.lanes), lambda rig=rig: rig.judging.start([rig.round]))
+            spent = tuple(timed(work, device) for work in works)
             if turn >= 5:
-                taken.append(both)
+                taken.append(spent)
     found = []
-    for (_, per_client), taken in zip(pair, times, strict=True):
-        step, change = (1e3 * statistics.median(column) for column in zip(*taken, strict=True))
-        found.append((step, change, step + change / per_client))
+    for rig, taken in zip(pair, times, strict=True):
+        step, change, end = (1e3 * statistics.median(column) for column in zip(*taken, strict=True))
+        whole = step + change / rig.steps_of_a_client + end / rig.steps_of_a_round
+        found.append((step, change, end, whole))
     return found
 
 
-def lanes_of(name: str, preset: str, precision: str, count: int, device: torch.device) -> tuple[Lanes, float]:
-    """Lanes of this algorithm with a batch in each, and the steps of a client in a round."""
+def rig_of(name: str, preset: str, precision: str, count: int, device: torch.device) -> Rig:
+    """Lanes of this algorithm with a batch in each, and a round of its first cohort."""
     settings = {"cohorts": 4, "clients": 4 * count, "precision": precision}
     settings |= {"devices.trace": "synthetic", "data.public_fit": "exact", "federation.momentum": 0.0}
     settings |= {f"federation.{key}": value for key, value in ALGORITHMS[name].items()}
     experiment = experiment_file.with_settings(experiment_file.load(preset), settings)
     problem = prepare(experiment, [], drawn(experiment, 100 * experiment.clients))
     torch._dynamo.reset()  # so many compilations of one function would pass dynamo's limit; graphs keep what they have
-    lanes = LaneEngine(problem, device, count, planners=0)._large
-    lanes.batches.there["rows"].copy_(torch.arange(count * experiment.federation.batch_size).view(count, -1))
-    return lanes, float(local.all_steps(experiment.federation, problem.data.clients.training_sizes).mean())
+    engine, federation = LaneEngine(problem, device, count, planners=0), experiment.federation
+    lanes, clients = engine._large, problem.plan[0]
+    lanes.batches.there["rows"].copy_(torch.arange(count * federation.batch_size).view(count, -1))
+    chosen = list(clients[: federation.buffer or selection.size(federation, len(clients))])
+    sizes = [int(problem.data.clients.training_sizes[client]) for client in chosen]
+    aged = None
+    if engine._bench.keeping.aged:  # all began with an older model but one
+        older = chosen[1:]
+        starts = dict.fromkeys(older, engine._bench.models_NP[1])
+        aged = Aged("fedbuff" if federation.buffer else "refl", dict.fromkeys(older, 0), starts, 1)
+    round = Complete(0, float(len(chosen)), 1.0, len(clients), chosen, sizes, 1, 0, aged)
+    steps = float(local.all_steps(federation, problem.data.clients.training_sizes).mean())
+    return Rig(lanes, engine._judging, round, steps, steps * len(chosen) / count)
 
 
 def replace(lanes: Lanes) -> None:
     """Every lane's client ends, and another comes: all at once, where in a run they do one by one."""
-    lanes.harvest([(lane, lane % 4, lane, 1.0) for lane in range(lanes.count)])
-    lanes.fill([(lane, lane % 4, lane, 1e-6) for lane in range(lanes.count)])
+    seats = int(lanes._bench.keeping.seats[-1])
+    lanes.harvest([(lane, lane % 4, lane, 1.0, lane % seats) for lane in range(lanes.count)])
+    lanes.fill([(lane, lane % 4, lane, 1e-6, 0) for lane in range(lanes.count)])
     if lanes._bench.keeping.aged:  # at worst all of them begin with an older model
         for lane in range(lanes.count):
             lanes.begin_from(lane, lanes._bench.models_NP[0])

@@ -1,6 +1,7 @@
 """How updates of different age become one model.
 
 An update is what a client's model differs by from the model it began with, and it is added to the model of today.
+Axes: K updates, P numbers of each.
 """
 
 from __future__ import annotations
@@ -29,45 +30,44 @@ class Arrived:
 
 def merged(rule: str, model: State, arrived: Sequence[Arrived]) -> State:
     """The next model after this one; counters, such as BatchNorm's, are the first client's."""
-    names = [name for name, value in model.items() if value.is_floating_point()]
-    updates = [{name: one.model[name] - one.start[name] for name in names} for one in arrived]
-    damping = refl(updates, arrived) if rule == "refl" else fedbuff(arrived)
+    names = sorted(
+        name for name, value in model.items() if value.is_floating_point()
+    )  # a resumed run's may lie otherwise
+    rows = [torch.cat([(one.model[name] - one.start[name]).flatten() for name in names]) for one in arrived]
+    moved_P = joined(rule, torch.stack(rows), [one.age for one in arrived], [one.weight for one in arrived])
     found = {name: value.clone() for name, value in arrived[0].model.items()}
-    for name in names:
-        found[name] = model[name].clone()
-        for factor, update in zip(damping, updates, strict=True):
-            found[name].add_(update[name], alpha=factor)
+    parts = torch.split(moved_P, [model[name].numel() for name in names])
+    for name, part in zip(names, parts, strict=True):
+        found[name] = model[name] + part.view_as(model[name])
     return found
 
 
-def fedbuff(arrived: Sequence[Arrived]) -> list[float]:
+def joined(rule: str, updates_KP: Tensor, ages: Sequence[int], weights: Sequence[float]) -> Tensor:
+    """What the updates change together; the device that they are on is not waited for."""
+    factors_K = refl(updates_KP, ages, weights) if rule == "refl" else fedbuff(updates_KP, ages, weights)
+    return (factors_K.to(updates_KP.dtype)[:, None] * updates_KP).sum(0)
+
+
+def fedbuff(updates_KP: Tensor, ages: Sequence[int], weights: Sequence[float]) -> Tensor:
     """1/K · s(τ) with s(τ) = 1 / sqrt(1 + τ) (Nguyen et al., section 5), where all have the same say."""
-    total = sum(one.weight for one in arrived)
-    return [one.weight / total / math.sqrt(1 + one.age) for one in arrived]
+    total = sum(weights)
+    return _there(updates_KP, [weight / total / math.sqrt(1 + age) for weight, age in zip(weights, ages, strict=True)])
 
 
-def refl(updates: Sequence[State], arrived: Sequence[Arrived]) -> list[float]:
+def refl(updates_KP: Tensor, ages: Sequence[int], weights: Sequence[float]) -> Tensor:
     """Fresh updates have their full say, stale ones a part (Abdelmoniem et al., section 4.2); shares sum up to 1."""
-    fresh = [update for update, one in zip(updates, arrived, strict=True) if one.age == 0]
-    count = len(fresh)
-    mean = {name: torch.stack([update[name] for update in fresh]).mean(0) for name in updates[0]}  # û_F
-    norm = _square(mean)
-    # Λ_s = ‖û_F − (u_s + n_F û_F) / (n_F + 1)‖² / ‖û_F‖²
-    differing = [
-        _square({name: mean[name] - (update[name] + count * mean[name]) / (count + 1) for name in mean}) / norm
-        if one.age and norm
-        else 0.0
-        for update, one in zip(updates, arrived, strict=True)
-    ]
-    most = max(differing)
-    factors = []
-    for one, deviation in zip(arrived, differing, strict=True):
-        part = 1.0
-        if one.age:  # w_s = (1 − β) / (τ + 1) + β (1 − e^(−Λ_s / Λ_max)); their code takes a tenth of the e
-            part = (1 - BETA) / (one.age + 1) + BETA * (1 - math.exp(-deviation / most) if most else 0.0)
-        factors.append(part * one.weight)
-    return [factor / sum(factors) for factor in factors]
+    count = sum(age == 0 for age in ages)
+    share_K = _there(updates_KP, [float(age == 0) / count for age in ages]).to(updates_KP.dtype)
+    mean_P = (share_K[:, None] * updates_KP).sum(0)  # û_F
+    # Λ_s = ‖û_F − (u_s + n_F û_F) / (n_F + 1)‖² / ‖û_F‖², of which Λ_s / Λ_max is all that is needed
+    differing_K = (mean_P - updates_KP).square().sum(1, dtype=torch.float64)
+    differing_K = differing_K * _there(updates_KP, [float(age > 0) for age in ages]) * mean_P.any()
+    part_K = differing_K / differing_K.max().clamp(min=torch.finfo(torch.float64).tiny)
+    # w_s = (1 − β) / (τ + 1) + β (1 − e^(−Λ_s / Λ_max)); their code takes a tenth of the e
+    own_K = _there(updates_KP, [(1 - BETA) / (age + 1) if age else 1.0 for age in ages])
+    factors_K = (own_K + BETA * (1 - torch.exp(-part_K))) * _there(updates_KP, weights)
+    return factors_K / factors_K.sum()
 
 
-def _square(update: dict[str, Tensor]) -> float:
-    return math.fsum(float(value.double().square().sum()) for value in update.values())
+def _there(beside: Tensor, values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).to(beside.device, non_blocking=True)

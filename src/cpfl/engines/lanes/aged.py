@@ -15,9 +15,6 @@ from cpfl.engines.lanes.stack import Layout
 from cpfl.federation import server, staleness
 from cpfl.federation.reports import Work
 from cpfl.federation.server_part import ServerPart
-from cpfl.federation.staleness import Arrived
-
-ROW = "row"
 
 
 @dataclass(frozen=True)
@@ -44,10 +41,8 @@ class Aged:
         self, part: ServerPart, clients: Sequence[int], sizes: Sequence[int], models_KP: Tensor, newest_P: Tensor
     ) -> Tensor:
         """The clients' mean, as the server part takes it."""
-        arrived = []
-        for client, size, model_P in zip(clients, sizes, models_KP, strict=True):
-            start_P = self.starts.get(client, newest_P)
-            ended_P = part.receive(model_P, start_P)
-            weight = server.weight(part.settings.weights, size)
-            arrived.append(Arrived({ROW: ended_P}, {ROW: start_P}, self.number - self.began(client), weight))
-        return staleness.merged(self.rule, {ROW: newest_P}, arrived)[ROW]
+        starts_KP = torch.stack([self.starts.get(client, newest_P) for client in clients])
+        updates_KP = part.receive(models_KP, starts_KP) - starts_KP
+        weights = [server.weight(part.settings.weights, size) for size in sizes]
+        ages = [self.number - self.began(client) for client in clients]
+        return newest_P + staleness.joined(self.rule, updates_KP, ages, weights)
