@@ -35,6 +35,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedyogi": {"federation.server": "fedyogi", "federation.server_lr": 0.01, "federation.server_tau": 1e-3},
     "oort": {"federation.selection": "oort"},
     "fedavg, away": AWAY,
+    "fedavg, away, more asked": {**AWAY, "federation.over_selection": 0.3},
     # Both halves: least available first, and late updates damped; 30 % more are asked, as FedScale's overcommitment.
     "refl": {
         **AWAY, "federation.selection": "refl", "federation.over_selection": 0.3, "federation.late": "stale",
