@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import math
 import os
 import pty
 import re
@@ -117,6 +118,21 @@ def test_a_fixed_number_of_rounds_is_foretold(clock: Clock, cohorts: int) -> Non
     assert least == pytest.approx(40 * cohorts * 0.5)
     assert most == pytest.approx(least)
     assert spoken((least, most)).startswith("about ")
+
+
+def test_a_limit_that_a_judgement_shared_out_anew_is_the_one_that_counts(clock: Clock) -> None:
+    experiment, sessions = federation(2, max_rounds=500, stopping={"rule": "joint", "every": 5, "cpu_hours": 1})
+    course = Course(experiment)
+    course.start(sessions)
+    for session in sessions:
+        for _ in range(4):
+            clock.now += 1
+            course.add(session, close(session, 1.0))
+    first = sessions[0]
+    assert first.allowed == 1800
+    assert course.left(first).most == min(496, math.ceil((1800 - first.cpu_seconds) / (first.cpu_seconds / 4)))
+    first.allowed = first.cpu_seconds * 2
+    assert course.left(first).most == 4
 
 
 def test_a_plateau_is_told_with_its_bounds_and_keeps_them(clock: Clock) -> None:

@@ -200,6 +200,10 @@ def test_time_left_has_bounds() -> None:
     assert pace.training_left(experiment, [[3, 4]], [trail]) is None
     pace.tick(35.0, trail.samples, 0)  # a round a second
     assert pace.training_left(experiment, [[3, 4]], [trail]) == pytest.approx((15, 65))
+    spent = trail.cpu_seconds  # of 35 rounds; as much again is allowed
+    limited = Experiment(cohorts=1, clients=2, max_rounds=100, stopping={"rule": "joint", "cpu_hours": spent / 1800})
+    assert (pace.training_left(limited, [[3, 4]], [trail]) or (0, 0))[1] == pytest.approx(35)
+    assert pace.training_left(limited, [[3, 4]], [trail], {0: spent / 35 * 45})[1] == pytest.approx(10)  # judged since
     pace.tick(36.0, trail.samples, 2)
     pace.tick(38.0, trail.samples, 4)
     assert pace.distilling_left(10) == pytest.approx((6, 6))

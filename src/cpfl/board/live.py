@@ -8,8 +8,11 @@ from pathlib import Path
 from cpfl.board import figures
 from cpfl.board.crew import crew
 from cpfl.board.following import Followed
+from cpfl.errors import DamagedError
 from cpfl.report.content import Tree, figure
 from cpfl.report.reading import RunFacts, shown
+from cpfl.runs import records
+from cpfl.runs.folder import RunFolder
 from cpfl.terminal.course import duration, spoken
 
 QUIET = 60.0  # seconds without a record after which a run may have been interrupted
@@ -80,7 +83,7 @@ def _row(root: Path, run: Followed, now: float) -> Tree:
     speed = run.pace.samples_per_second if kind == "training" else None
     left = None
     if kind == "training":
-        left = run.pace.training_left(facts.experiment, facts.about["plan"], trails)
+        left = run.pace.training_left(facts.experiment, facts.about["plan"], trails, _allowed(run.path))
     elif kind == "distilling":
         left = run.pace.distilling_left(facts.experiment.distillation.epochs)
     return {
@@ -99,6 +102,15 @@ def _row(root: Path, run: Followed, now: float) -> Tree:
         "speed": f"{speed:,.0f}" if speed else "–",
         "end": spoken(left).removesuffix(" left") or "–",
     }
+
+
+def _allowed(path: Path) -> dict[int, float]:
+    """What the latest judgement lets each cohort spend, if there was one and a limit."""
+    try:
+        judged = records.read(RunFolder(path).judgements())
+    except DamagedError:  # the run itself will say so
+        return {}
+    return dict(zip(judged[-1]["cohorts"], judged[-1].get("allowed", []), strict=False)) if judged else {}
 
 
 def _state(run: Followed, facts: RunFacts, stopped: int, now: float) -> tuple[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cpfl.experiment import Experiment
@@ -38,15 +39,23 @@ class Pace:
         """Of all cohorts together, lately."""
         return _rate(self._samples)
 
-    def training_left(self, experiment: Experiment, plan: Sequence[Sequence[int]], trails: Sequence[Trail]) -> Bounds:
+    def training_left(
+        self,
+        experiment: Experiment,
+        plan: Sequence[Sequence[int]],
+        trails: Sequence[Trail],
+        allowed: Mapping[int, float] = {},  # CPU seconds of cohorts, where a judgement shared them out
+    ) -> Bounds:
         """Real seconds until every cohort has stopped: if each stops as soon as it may, and as late as it must."""
         speed, course = self.samples_per_second, Course(experiment)
-        going = [(clients, trail) for clients, trail in zip(plan, trails, strict=True) if not trail.stop]
-        if not speed or not all(trail.rounds for _, trail in going):
+        going = {cohort: trail for cohort, trail in enumerate(trails) if not trail.stop}
+        if not speed or not all(trail.rounds for trail in going.values()):
             return None
         least = most = 0.0
-        for clients, trail in going:
-            left = course.left(_Standing(clients, trail))
+        limit = experiment.stopping.cpu_hours * 3600 or math.inf
+        for cohort, trail in going.items():
+            own = allowed.get(cohort, limit * len(plan[cohort]) / experiment.clients)
+            left = course.left(_Standing(own, trail))
             least += left.least * trail.last_samples / speed
             most += left.most * trail.last_samples / speed
         return least, most
@@ -65,7 +74,7 @@ Bounds = tuple[float, float] | None
 class _Standing:
     """A cohort as its session would tell of itself."""
 
-    clients: Sequence[int]
+    allowed: float
     trail: Trail
 
     @property

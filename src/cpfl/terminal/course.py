@@ -36,7 +36,7 @@ class Standing(Protocol):
     @property
     def best_round(self) -> int: ...
     @property
-    def clients(self) -> Sequence[int]: ...
+    def allowed(self) -> float: ...  # CPU seconds in all
 
 
 class Cohort:
@@ -111,10 +111,12 @@ class Course:
         most = float(e.max_rounds - session.round)
         if stopping.rule == "rounds":
             most = min(most, stopping.rounds - session.round)
-        share = len(session.clients) / e.clients
-        for limit, spent in ((stopping.hours, session.clock), (stopping.cpu_hours * share, session.cpu_seconds)):
-            if limit and spent:
-                most = min(most, (limit * 3600 - spent) / (spent / session.round))
+        for limit, spent in (
+            (stopping.hours * 3600 or math.inf, session.clock),
+            (session.allowed, session.cpu_seconds),
+        ):
+            if spent:
+                most = min(most, (limit - spent) / (spent / session.round))
         most = max(most, 1)
         least = most
         if stopping.rule == "plateau":
