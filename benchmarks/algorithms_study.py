@@ -60,9 +60,9 @@ FIGURES = {
 
 def main() -> None:
     words = parsed()
-    names = [] if words.rows == "none" else list(ROWS) if words.rows == "all" else words.rows.split(",")
+    names = [] if words.rows == "none" else list(ROWS) if words.rows == "all" else words.rows.split(";")
     if unknown := [name for name in names if name not in ROWS]:
-        raise SystemExit(f"--rows: {', '.join(unknown)} unknown; known: all, none, {', '.join(ROWS)}")
+        raise SystemExit(f"--rows: {', '.join(unknown)} unknown; known: all, none, {'; '.join(ROWS)}")
     for seed in numbers(words.seeds):
         for cohorts in numbers(words.cohorts):
             for name in names:
@@ -80,7 +80,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="the folder of data sets")
     parser.add_argument("--runs", type=Path, required=True, help="the folder of all run folders")
     parser.add_argument("--out", type=Path, required=True, help="the json; the table comes beside it")
-    parser.add_argument("--rows", default="all", help=f"all, none, or some of: {', '.join(ROWS)}")
+    parser.add_argument(
+        "--rows", default="all", help=f"all, none, or some of, with semicolons between: {'; '.join(ROWS)}"
+    )
     parser.add_argument("--cohorts", default="1,4,16")
     parser.add_argument("--seeds", default="90")
     parser.add_argument("--max-rounds", type=int, default=1000)
