@@ -43,7 +43,11 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "cosine without an end": ({"schedule": "cosine"}, ("cosine", "schedule_rounds")),
     "trim": ({"trim": 0.5}, ("federation.trim = 0.5", "0.5")),
     "args of ours": ({"local": "adam", "local_args": {"beta1": 0.5}}, ("local_args", "adam")),
-    "krum": ({"server": "krum", "byzantine": 4}, ("byzantine = 4", "11 participants", "has 10")),
+    "krum": ({"server": "krum", "byzantine": 4}, ("byzantine = 4", "11 participants", "at most 10", "0 to 3")),
+    "multi-krum": (
+        {"server": "krum", "byzantine": 2, "chosen": 9},
+        ("chosen = 9", "byzantine = 2", "at most 10", "1 to 8"),
+    ),
 }
 
 
