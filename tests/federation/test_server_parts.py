@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from cpfl import experiment_file
 from cpfl.errors import CpflError
 from cpfl.experiment import Federation
 from cpfl.federation import parts
@@ -83,6 +84,35 @@ def test_adaptive(name: str) -> None:
     np.testing.assert_allclose(got, x, rtol=0, atol=1e-12)
 
 
+def test_fedadagrad_has_no_momentum_unless_it_is_given() -> None:
+    """As Reddi et al. 2021 run it: a step is Δ / (√v + τ), whatever came before."""
+    start, rounds = some_rounds(4, 3)
+    x, v = start, np.full(SIZE, 1e-6)
+    for clients in rounds:
+        delta = mean_change(clients, "equal")
+        v = v + delta**2
+        x = x + 10**-1.5 * delta / (np.sqrt(v) + 1e-3)
+    np.testing.assert_allclose(served(start, rounds, server="fedadagrad"), x, rtol=0, atol=1e-12)
+
+
+def test_a_momentum_goes_with_its_server() -> None:
+    """From a file, from the command line over one, and read back from a run folder."""
+
+    def momentum(*words: str, text: str = "") -> float:
+        made = experiment_file.with_settings(
+            experiment_file.parse(text, "here"), experiment_file.parse_assignments(words)
+        )
+        assert experiment_file.parse(experiment_file.to_toml(made), "there") == made
+        return made.federation.server_momentum
+
+    assert momentum() == momentum("federation.server=fedyogi") == 0.9
+    assert momentum("federation.server=fedadagrad") == momentum(text='federation.server = "fedadagrad"') == 0
+    assert momentum("federation.server=fedadam", text='federation.server = "fedadagrad"') == 0.9
+    assert momentum("federation.server=fedadagrad", "federation.server_momentum=0.9") == 0.9
+    assert momentum("federation.server=fedadagrad", text="federation.server_momentum = 0.7") == 0.7
+    assert momentum("federation.lr=0.1", text='federation = {server = "fedadagrad", server_momentum = 0.9}') == 0.9
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 @pytest.mark.parametrize("weights", ["equal", "samples"])
 def test_fednova(weights: str, momentum: float) -> None:
@@ -121,9 +151,22 @@ def test_median(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "trim", "out"), [(1, 0.4, 0), (5, 0.2, 1), (9, 0.1, 0), (10, 0.49, 4), (4, 0.0, 0), (100, 0.29, 29)]
+    ("count", "trim", "out"),
+    [
+        (1, 0.4, 0),
+        (2, 0.49, 0),
+        (3, 0.1, 1),
+        (5, 0.2, 1),
+        (9, 0.1, 1),
+        (19, 0.1, 1),
+        (20, 0.1, 2),
+        (10, 0.49, 4),
+        (4, 0.0, 0),
+        (100, 0.29, 29),
+    ],
 )
 def test_trimmed_mean(count: int, trim: float, out: int) -> None:
+    """Yin et al. 2018, Definition 2; of three or more clients one is left out at each end if any is to be."""
     start, changes = drawn(1, 5)[0], drawn(count, 6)
     expected = [np.mean(sorted(column)[out : count - out]) for column in changes.T]
     got = served(start, [[(change, 1, 1) for change in changes]], server="trimmed-mean", trim=trim)
@@ -195,6 +238,13 @@ def test_bad_clients_move_little(settings: dict[str, Any]) -> None:
     clients = [(change, 1, 1) for change in changes]
     assert np.abs(served(start, [clients])).max() > 1e5
     assert np.abs(served(start, [clients], **settings)).max() < 3
+
+
+@pytest.mark.parametrize("count", range(3, 12))
+def test_one_bad_client_does_not_get_past_the_default_trim(count: int) -> None:
+    changes = drawn(count, 12)
+    changes[1] = 1e6
+    assert np.abs(served(np.zeros(SIZE), [[(c, 1, 1) for c in changes]], server="trimmed-mean")).max() < 4
 
 
 def test_update_norm() -> None:

@@ -116,14 +116,20 @@ class Median(ServerPart):
 
 
 class TrimmedMean(ServerPart):
-    """Yin et al. 2018, Definition 2: of every number the mean, without the largest and smallest β-fraction."""
+    """Yin et al. 2018, Definition 2: of every number the mean, without the largest and smallest β-fraction.
+
+    A β above 0 is for one bad client at least: where β of K is less than one client, one is left out on either side.
+    """
 
     needs_all = True
 
     def join(self, models_KP: Tensor) -> Tensor:
-        """Number by number; a fraction of a client stays."""
-        out = int(self.settings.trim * len(models_KP) + 1e-9)  # 0.29 of 100 is 29, whatever floats say
-        return models_KP.sort(dim=0).values[out : len(models_KP) - out].mean(dim=0)
+        """Number by number; a fraction of a client stays, and of one or two clients both."""
+        count, trim = len(models_KP), self.settings.trim
+        out = int(trim * count + 1e-9)  # 0.29 of 100 is 29, whatever floats say
+        if trim and count > 2:
+            out = max(1, out)
+        return models_KP.sort(dim=0).values[out : count - out].mean(dim=0)
 
 
 class Krum(ServerPart):
