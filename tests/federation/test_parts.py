@@ -130,8 +130,22 @@ HERE = __name__
         ({"local": "cpfl:LocalPart"}, ("no subclass",)),
         ({"local": "nowhere_at_all:Part"}, ("cannot be loaded", "nowhere_at_all")),
         ({"local": f"{HERE}:Missing"}, ("cannot be loaded", "Missing")),
-        ({"local": f"{HERE}:Own", "local_args": {"strenght": 2}}, ("federation.local_args", "strenght")),
-        ({"local": f"{HERE}:Own", "local_args": {"strength": -1}}, ("strength must not be negative",)),
+        (
+            {"local": f"{HERE}:Own", "local_args": {"strenght": 2}},
+            ("does not take federation.local_args.strenght; did you mean strength? known: strength",),
+        ),
+        (
+            {"local": f"{HERE}:Own", "local_args": {"strength": "high"}},
+            ("federation.local_args.strength = 'high' is not allowed: a number is needed",),
+        ),
+        (
+            {"server": f"{HERE}:OwnJoin", "server_args": {"steps": 2}},
+            ("does not take federation.server_args.steps; it takes no arguments",),
+        ),
+        (
+            {"local": f"{HERE}:Own", "local_args": {"strength": -1}},
+            ("federation.local_args", "strength must not be negative"),
+        ),
         ({"server": f"{HERE}:OwnJoin", "weights": "samples"}, ("federation.weights", "equal")),
         ({"local": "feddyn", "server": f"{HERE}:OwnJoin"}, ("feddyn", "mean")),
     ],

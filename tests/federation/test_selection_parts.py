@@ -278,6 +278,28 @@ class Picky(Fastest):
         super().__init__(cohort)
 
 
+class Untold(Fastest):
+    """Says nothing of its argument."""
+
+    def __init__(self, cohort, taste="bitter"):  # type: ignore[no-untyped-def]
+        super().__init__(cohort)
+        self.taste = 2 / taste
+
+
+class Anything(Fastest):
+    def __init__(self, cohort: Cohort, **rest: Any) -> None:
+        super().__init__(cohort)
+        self.rest = rest
+
+
+def test_arguments_as_they_are_written() -> None:
+    def made(name: str, **args: Any) -> Any:
+        return choosing.selection(cohort(SAMPLES, SPEEDS, federation__selection=name, federation__selection_args=args))
+
+    assert made("oort", penalty=2, pacer_seconds=3)  # whole numbers are numbers
+    assert made(f"{__name__}:Anything", one=1, two="b").rest == {"one": 1, "two": "b"}
+
+
 def test_a_part_of_one_s_own() -> None:
     name = f"{__name__}:Fastest"
     one = session(SAMPLES, SPEEDS, federation__participants=2, federation__selection=name)
@@ -299,10 +321,31 @@ def test_what_a_part_may_not_do() -> None:
         ("math:nothing", {}, "cannot be loaded"),
         ("os:getcwd", {}, "no subclass"),
         ("collections:Counter", {}, "no subclass"),
-        ("oort", {"penlty": 1}, "penlty"),
-        ("oort", {"clip": 2}, "clip = 2: 0 to 1"),
-        ("random", {"x": 1}, "selection_args"),
-        (f"{__name__}:Picky", {}, "taste"),
+        (
+            "oort",
+            {"penlty": 1},
+            r"'oort' does not take federation\.selection_args\.penlty; did you mean penalty\? known: "
+            "penalty, explore, explore_decay, explore_least, pacer_seconds, pacer_rounds, cutoff, clip, most_rounds",
+        ),
+        ("oort", {"clip": 2}, r"federation\.selection_args = .*: clip = 2: 0 to 1"),
+        (
+            "oort",
+            {"explore": "much"},
+            r"federation\.selection_args\.explore = 'much' is not allowed: a number is needed",
+        ),
+        ("oort", {"explore": True}, r"federation\.selection_args\.explore = True is not allowed: a number"),
+        ("oort", {"pacer_rounds": 2.5}, r"federation\.selection_args\.pacer_rounds = 2\.5 .* a whole number is needed"),
+        ("oort", {"scaled": 1}, r"federation\.selection_args\.scaled = 1 .* true or false is needed"),
+        ("oort", {"cohort": 1}, r"'oort' does not take federation\.selection_args\.cohort; known: penalty"),
+        ("random", {"x": 1}, r"'random' does not take federation\.selection_args\.x; it takes no arguments"),
+        (f"{__name__}:Picky", {}, r"Picky' needs federation\.selection_args\.taste; known: taste"),
+        (f"{__name__}:Picky", {"taste": "sour"}, r"federation\.selection_args\.taste = 'sour' .* a number"),
+        (
+            f"{__name__}:Untold",
+            {"taste": "sour"},
+            r"Untold' does not take federation\.selection_args = \{'taste': 'sour'\}",
+        ),
+        (f"{__name__}:Untold", {}, r"Untold' cannot be made: "),
     ],
 )
 def test_parts_that_cannot_be(name: str, args: dict[str, Any], words: str) -> None:
