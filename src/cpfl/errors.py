@@ -60,11 +60,11 @@ class ClusterError(CpflError):
 
 
 class StalledError(CpflError):
-    """Nobody of a cohort answered in so many tries of a round."""
+    """Nobody of a cohort, or too few, answered in so many tries of a round."""
 
-    def __init__(self, cohort: int, round: int, tries: int, reasons: str) -> None:
+    def __init__(self, cohort: int, round: int, tries: int, reasons: str, who: str = "nobody") -> None:
         super().__init__(
-            f"cohort {cohort} stalled: nobody answered in {tries} tries of round {round} ({reasons}); "
+            f"cohort {cohort} stalled: {who} answered in {tries} tries of round {round} ({reasons}); "
             "the same run again goes on from what was kept"
         )
         self.cohort, self.round = cohort, round

@@ -139,10 +139,10 @@ class Federation(Section):
     server: str = "mean"  # mean, fedavgm, fedadagrad, fedadam, fedyogi, fednova, median, trimmed-mean, krum, or own
     server_args: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of a class of your own
     server_lr: NotNegative = 0.0  # fedavgm, fedadagrad, fedadam, fedyogi; 0: theirs, which is 1 and else 10^-1.5
-    server_momentum: Share = 0.9  # fedavgm: β; fedadagrad, fedadam, fedyogi: β₁
+    server_momentum: Share = 0.9  # fedavgm: β; fedadam, fedyogi: β₁; fedadagrad: β₁ too, 0 if it is not given
     server_beta2: Share = 0.99  # fedadam, fedyogi: as their authors set it
     server_tau: Positive = 1e-3  # fedadagrad, fedadam, fedyogi: how adaptive; smaller is more
-    trim: Annotated[Number, Field(ge=0, lt=0.5)] = 0.1  # trimmed-mean: left out on either side, of every number
+    trim: Annotated[Number, Field(ge=0, lt=0.5)] = 0.1  # trimmed-mean: left out on either side; above 0: one at least
     byzantine: OptionalCount = 0  # krum: so many participants may send anything
     chosen: Count = 1  # krum: the mean of so many models (multi-Krum), 1 is Krum
     update_norm: NotNegative = 0.0  # the longest update the server takes, longer ones are cut to it; 0: any length
@@ -158,6 +158,11 @@ class Federation(Section):
     minimum: Count = 1  # results without which a round is repeated
     buffer: OptionalCount = 0  # above 0: no rounds, but an update of the model for so many results (FedBuff's K)
     concurrency: OptionalCount = 0  # buffer: clients that train at the same time; 0: as many as take part in a round
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_the_server(cls, tree: Any) -> Any:
+        return {**part_settings.own_defaults(tree.get("server")), **tree} if isinstance(tree, dict) else tree
 
     @model_validator(mode="after")
     def _check(self) -> Self:

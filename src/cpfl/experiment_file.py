@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cpfl.errors import SettingError
-from cpfl.experiment import RECIPES, Experiment
+from cpfl.experiment import RECIPES, Experiment, Federation
 from cpfl.setting_sentences import unknown
 
 
@@ -71,6 +71,11 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experi
     if settings.get("distillation.recipe", own) != own:  # another recipe, as a whole
         for key in RECIPES["paper"]:
             del tree["distillation"][key]
+    server = experiment.federation.server
+    if settings.get("federation.server", server) != server:  # what the other one had by default is not for this one
+        plain = Federation(server=server).server_momentum
+        if experiment.federation.server_momentum == plain:
+            del tree["federation"]["server_momentum"]
     for key, value in settings.items():
         *path, last = key.split(".")
         node: Any = tree

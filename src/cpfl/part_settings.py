@@ -14,6 +14,11 @@ LED = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")  # with a rate of their ow
 COUNTED = ("median", "trimmed-mean", "krum")  # every client alike
 
 
+def own_defaults(server: object) -> dict[str, float]:
+    """Settings that begin elsewhere with a server part than with the others."""
+    return {"server_momentum": 0.0} if server == "fedadagrad" else {}  # as Reddi et al. 2021 set it
+
+
 def discord(settings: Federation) -> str:
     """The first thing that is wrong with the choice of parts, in one sentence; empty: nothing is."""
     for key, name, args, known in (

@@ -13,9 +13,10 @@ from cpfl.cohorts.own_plan import PlanPart
 from cpfl.cohorts.seats import Index, listed
 from cpfl.data.federated import FederatedData
 from cpfl.devices import Fleet
-from cpfl.errors import SettingError
+from cpfl.errors import CpflError, SettingError
 from cpfl.experiment import Cohorting, Experiment
 from cpfl.federation import local, parts
+from cpfl.federation.building import built
 from cpfl.federation.own_part import own_part
 from cpfl.models import first_line
 from cpfl.randomness import stream
@@ -39,8 +40,13 @@ def plan_cohorts(experiment: Experiment, data: FederatedData, fleet: Fleet, mode
         part = _own(settings)
         counts = data.counts if "labels" in part.sees else None
         seconds = round_seconds(experiment, data, fleet, model_bytes) if "seconds" in part.sees else None
-        placed = part.place(experiment.clients, n, stream(seed, "cohorts"), counts, seconds)
-        return own_plan.checked(settings.plan, placed, experiment.clients, n)
+        try:
+            placed = part.place(experiment.clients, n, stream(seed, "cohorts"), counts, seconds)
+            return own_plan.checked(settings.plan, placed, experiment.clients, n)
+        except CpflError:
+            raise
+        except Exception as error:  # a user's plan can fail in any way
+            raise SettingError(f"cohorting.plan = {settings.plan!r} cannot place: {first_line(error)}") from None
     order = stream(seed, "cohorts").permutation(experiment.clients)  # settles ties
     rng = stream(seed, "swaps")
     seats: Index
@@ -59,11 +65,7 @@ def plan_cohorts(experiment: Experiment, data: FederatedData, fleet: Fleet, mode
 
 def _own(settings: Cohorting) -> PlanPart:
     build = own_part("cohorting.plan", settings.plan, PlanPart)
-    try:
-        part: PlanPart = build(**settings.plan_args)
-    except (TypeError, ValueError) as error:
-        why = first_line(error)
-        raise SettingError(f"cohorting.plan = {settings.plan!r} does not take cohorting.plan_args: {why}") from None
+    part: PlanPart = built("cohorting.plan", settings.plan, build, settings.plan_args)
     if not set(part.sees) <= set(SEEN):
         raise SettingError(f"cohorting.plan = {settings.plan!r} sees {part.sees!r}: a tuple of {', '.join(SEEN)}")
     return part

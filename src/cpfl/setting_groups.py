@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpfl.robust_settings import shortage
+
 if TYPE_CHECKING:
     from cpfl.experiment import Experiment
 
@@ -29,15 +31,10 @@ def _models(experiment: Experiment) -> str:
 
 def _federation(experiment: Experiment) -> str:
     federation = experiment.federation
-    if federation.server == "krum" and federation.byzantine:
-        smallest = experiment.clients // experiment.cohorts
-        most = min(federation.participants or max(1, round(federation.participation * smallest)), smallest)
-        needed = 2 * federation.byzantine + 3  # Blanchard et al. 2017, Proposition 4.2: 2f + 2 < n
-        if most < needed:
-            return (
-                f"federation.byzantine = {federation.byzantine} needs {needed} participants in every cohort's "
-                f"round, and the smallest cohort has {most}"
-            )
+    smallest = experiment.clients // experiment.cohorts  # or smaller: its session sees the plan, and asks again
+    most = min(federation.participants or max(1, round(federation.participation * smallest)), smallest)
+    if trouble := shortage(federation, most, "the smallest cohort has at most"):
+        return trouble
     if federation.selection == "refl" and experiment.devices.availability == "always":
         return 'federation.selection = "refl" asks who will be there: set devices.availability'
     return ""

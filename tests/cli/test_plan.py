@@ -161,6 +161,16 @@ class Empty(Seen):
         return [0] * clients
 
 
+class Broken(Seen):
+    def place(self, clients: int, cohorts: int, rng: Any, labels: Any, seconds: Any) -> list[int]:
+        raise RuntimeError("it is broken\nin two lines")
+
+
+class Ragged(Seen):
+    def place(self, clients: int, cohorts: int, rng: Any, labels: Any, seconds: Any) -> Any:
+        return [[0, 1], [2]]
+
+
 HERE = __name__
 
 
@@ -185,7 +195,19 @@ def test_a_class_of_ones_own(cpfl_command: Command, tmp_path: Path, sees: str, t
         ((f"cohorting.plan={HERE}:Empty",), "and leave none empty"),
         ((f"cohorting.plan={HERE}:Experiment",), "Experiment' is no subclass of cpfl.PlanPart"),
         ((f"cohorting.plan={HERE}:Missing",), "Missing' cannot be loaded"),
-        ((f"cohorting.plan={HERE}:Seen", "cohorting.plan_args.nams=labels"), "does not take cohorting.plan_args"),
+        (
+            (f"cohorting.plan={HERE}:Seen", "cohorting.plan_args.nams=labels"),
+            "plan_args.nams; did you mean names? known: na",
+        ),
+        (
+            (f"cohorting.plan={HERE}:Seen", "cohorting.plan_args.names=3"),
+            "plan_args.names = 3 is not allowed: a text is",
+        ),
+        (
+            (f"cohorting.plan={HERE}:Broken",),
+            f"cohorting.plan = '{HERE}:Broken' cannot place: it is broken",
+        ),
+        ((f"cohorting.plan={HERE}:Ragged",), "Ragged' cannot place: "),
         ((f"cohorting.plan={HERE}:Seen", "cohorting.plan_args.names=label"), "sees ('label',): a tuple of labels, sec"),
         (("cohorting.plan_args.share=1",), "plan_args goes with a class of your own"),
     ],

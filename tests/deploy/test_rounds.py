@@ -335,6 +335,22 @@ def test_nobody_answers(nodes: Nodes, tmp_path: Path) -> None:
     assert go(nodes, tmp_path / "run", set="checkpoint_seconds=0").summary["rounds"] == 6
 
 
+def test_krum_s_round_is_tried_again_until_enough_answer(nodes: Nodes, tmp_path: Path) -> None:
+    """One of six may be bad, so five answers are needed: four are not taken for a round."""
+    words = "cohorts=1 federation.server=krum federation.byzantine=1 federation.weights=equal checkpoint_seconds=0"
+    nodes.silent |= {101: "train", 104: "train"}
+    with pytest.raises(StalledError, match=r"fewer than 5 answered in 2 tries of round 1"):
+        go(nodes, tmp_path / "run", set=words)
+    del nodes.silent[104]
+    run = go(nodes, tmp_path / "run", set=words)
+    assert [record["participants"] for record in run.rounds] == [[0, 2, 3, 4, 5]] * 3
+    (tmp_path / "plan.csv").write_text("client,cohort\n0,0\n1,0\n2,0\n3,0\n4,0\n5,1\n")
+    csv = f"federation.chosen=2 cohorting.plan=csv cohorting.file={tmp_path / 'plan.csv'}"
+    with pytest.raises(SettingError, match=r"chosen = 2 .* cohort 1 has 1"):
+        go(nodes, tmp_path / "none", set=f"federation.server=krum federation.weights=equal {csv}")
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_run_that_was_cut_off_goes_on(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same folder again: it ends with the same models as an unbroken run."""
     whole = go(nodes, tmp_path / "whole", set="max_rounds=5 checkpoint_seconds=0")

@@ -159,6 +159,31 @@ def test_parts_of_one_s_own_are_asked_too(key: str, name: str) -> None:
         parts.check(Federation(buffer=2, **named))
 
 
+class Weighs(ServerPart):
+    """A part of one's own with a say of its own for each client."""
+
+    def weight(self, samples: int, steps: int) -> float:
+        return 1 / steps
+
+
+class Paces(ServerPart):
+    """One whose step is of its own length."""
+
+    def pace(self, clients: Any) -> float:
+        return 0.5
+
+
+@pytest.mark.parametrize(("name", "what"), [("Weighs", "weight"), ("Paces", "pace")])
+def test_what_age_would_leave_out_is_refused(name: str, what: str, tmp_path: Path) -> None:
+    """A weight or a pace that nobody asks for would be a word without meaning."""
+    named: dict[str, Any] = {"server": f"{__name__}:{name}"}
+    parts.check(Federation(**named))
+    for changes, kind in ((BUFFER, "buffer"), (STALE, 'late = "stale"')):
+        with pytest.raises(SettingError, match=f"federation.server = .*{name}' has its own {what}.* with {kind}"):
+            cpfl.run(Experiment(federation=named | changes), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_traffic_of_scaffold_is_counted_where_rounds_go_wrong(tmp_path: Path) -> None:
     """Both ways twice the model, for those who count and for those who do not."""
     settings = {

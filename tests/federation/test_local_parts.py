@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.engines.test_algorithms import federate
 
-from cpfl.experiment import Federation
+from cpfl.experiment import Experiment, Federation
 from cpfl.federation import parts, schedule
 from cpfl.federation.local_part import Course
+from cpfl.federation.memory import ROWS
+from cpfl.opening import given_arrays
+from cpfl.problem import prepare
 
 Row = NDArray[np.float64]
+Slopes = dict[int, Callable[[Row], Row]]
 SIZE, STEPS = 7, 9
 
 
@@ -152,6 +158,85 @@ def test_drift_is_undone(local: str, settings: dict[str, Any]) -> None:
     model, best, missed = rounds(local, 400, 0.2, **settings)
     assert missed > 0.01
     np.testing.assert_allclose(model, best, rtol=0, atol=1e-6)
+
+
+CLIENTS, FEATURES, CLASSES, LOCAL = 14, 4, 3, 3
+Federated = tuple[Row, Row, dict[int, Row]]  # the model, the cohort's row, the clients' rows
+
+
+def softmax_slope(w: Row, x: Row, y: NDArray[np.int64]) -> Row:
+    """Of the mean cross-entropy of a linear model, whose weights and biases lie in one row."""
+    weights, biases = w[: CLASSES * FEATURES].reshape(CLASSES, FEATURES), w[CLASSES * FEATURES :]
+    scores = np.exp(x @ weights.T + biases)
+    error = (scores / scores.sum(axis=1, keepdims=True) - np.eye(CLASSES)[y]) / len(y)
+    return np.concatenate([(error.T @ x).ravel(), error.sum(axis=0)])
+
+
+def scaffold(start: Row, slopes: Slopes, chosen: list[list[int]], eta: float) -> Federated:
+    """Karimireddy et al. 2020, Algorithm 1, option II, η_g = 1; N are all clients, S a round's."""
+    x, c, N = start, np.zeros_like(start), len(slopes)
+    c_i = {i: np.zeros_like(start) for i in slopes}
+    for S in chosen:
+        delta_y, delta_c = [], []
+        for i in S:
+            y = x
+            for _ in range(LOCAL):
+                y = y - eta * (slopes[i](y) - c_i[i] + c)
+            c_plus = c_i[i] - c + (x - y) / (LOCAL * eta)
+            delta_y.append(y - x)
+            delta_c.append(c_plus - c_i[i])
+            c_i[i] = c_plus
+        x = x + np.mean(delta_y, axis=0)  # line 16
+        c = c + len(S) / N * np.mean(delta_c, axis=0)  # line 17
+    return x, c, c_i
+
+
+def feddyn(start: Row, slopes: Slopes, chosen: list[list[int]], eta: float) -> Federated:
+    """Acar et al. 2021, Algorithm 1, with steps of descent for its argmin; m are all clients, P a round's."""
+    theta, h, m, alpha = start, np.zeros_like(start), len(slopes), 0.3
+    gradient = {k: np.zeros_like(start) for k in slopes}
+    for P in chosen:
+        ended = {}
+        for k in P:
+            w = theta
+            for _ in range(LOCAL):
+                w = w - eta * (slopes[k](w) - gradient[k] + alpha * (w - theta))
+            gradient[k] = gradient[k] - alpha * (w - theta)
+            ended[k] = w
+        h = h - alpha / m * sum(w - theta for w in ended.values())
+        theta = sum(ended.values()) / len(P) - h / alpha
+    return theta, h, gradient
+
+
+@pytest.mark.parametrize("engine", ["reference", "workers", "lanes"])
+@pytest.mark.parametrize("paper", [scaffold, feddyn])
+def test_a_cohort_s_row_when_only_some_take_part(paper: Any, engine: str) -> None:
+    """Whole federations, two of seven clients a round, against the papers: who is away moves c and h by nothing."""
+    rng = np.random.default_rng(20)
+    x, y = rng.normal(size=(200, FEATURES)), rng.integers(0, CLASSES, 200)
+    federation = {"local": paper.__name__, "lr": 0.2, "dyn": 0.3, "participants": 2, "local_epochs": LOCAL}
+    made = Experiment(
+        cohorts=2, clients=CLIENTS, max_rounds=12, precision="float64", federation=federation | {"batch_size": 200},
+        data={"train": "given", "public": "given", "validation": 0}, model={"name": "given"},
+    )  # fmt: skip
+    given = given_arrays((x, y), (x, y), x)
+    problem = prepare(made, [], given, lambda: torch.nn.Linear(FEATURES, CLASSES))
+    for session in federate(problem, engine):
+        chosen = [line["participants"] for line in vars(session)["lines"]]
+        assert len({client for some in chosen for client in some}) > 4
+        start, ended = (
+            np.concatenate([state["weight"].numpy().ravel(), state["bias"].numpy()])
+            for state in (problem.start, session.model)
+        )
+        held = {k: problem.data.clients[k].training for k in session.clients}
+        slopes = {k: lambda w, at=rows: softmax_slope(w, x[at], y[at]) for k, rows in held.items()}
+        model, cohort, clients = paper(start, slopes, chosen, 0.2)
+        assert np.abs(model - start).max() > 0.1
+        np.testing.assert_allclose(ended, model, rtol=0, atol=1e-10)
+        memory = session.memory
+        for state, row in [(memory.cohort[ROWS], cohort), *((memory.clients[k], clients[k]) for k in memory.clients)]:
+            flat = np.concatenate([state["weight"].numpy().ravel(), state["bias"].numpy()])
+            np.testing.assert_allclose(flat, row, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn"])

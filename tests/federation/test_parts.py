@@ -43,7 +43,11 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "cosine without an end": ({"schedule": "cosine"}, ("cosine", "schedule_rounds")),
     "trim": ({"trim": 0.5}, ("federation.trim = 0.5", "0.5")),
     "args of ours": ({"local": "adam", "local_args": {"beta1": 0.5}}, ("local_args", "adam")),
-    "krum": ({"server": "krum", "byzantine": 4}, ("byzantine = 4", "11 participants", "has 10")),
+    "krum": ({"server": "krum", "byzantine": 4}, ("byzantine = 4", "11 participants", "at most 10", "0 to 3")),
+    "multi-krum": (
+        {"server": "krum", "byzantine": 2, "chosen": 9},
+        ("chosen = 9", "byzantine = 2", "at most 10", "1 to 8"),
+    ),
 }
 
 
@@ -126,8 +130,22 @@ HERE = __name__
         ({"local": "cpfl:LocalPart"}, ("no subclass",)),
         ({"local": "nowhere_at_all:Part"}, ("cannot be loaded", "nowhere_at_all")),
         ({"local": f"{HERE}:Missing"}, ("cannot be loaded", "Missing")),
-        ({"local": f"{HERE}:Own", "local_args": {"strenght": 2}}, ("federation.local_args", "strenght")),
-        ({"local": f"{HERE}:Own", "local_args": {"strength": -1}}, ("strength must not be negative",)),
+        (
+            {"local": f"{HERE}:Own", "local_args": {"strenght": 2}},
+            ("does not take federation.local_args.strenght; did you mean strength? known: strength",),
+        ),
+        (
+            {"local": f"{HERE}:Own", "local_args": {"strength": "high"}},
+            ("federation.local_args.strength = 'high' is not allowed: a number is needed",),
+        ),
+        (
+            {"server": f"{HERE}:OwnJoin", "server_args": {"steps": 2}},
+            ("does not take federation.server_args.steps; it takes no arguments",),
+        ),
+        (
+            {"local": f"{HERE}:Own", "local_args": {"strength": -1}},
+            ("federation.local_args", "strength must not be negative"),
+        ),
         ({"server": f"{HERE}:OwnJoin", "weights": "samples"}, ("federation.weights", "equal")),
         ({"local": "feddyn", "server": f"{HERE}:OwnJoin"}, ("feddyn", "mean")),
     ],

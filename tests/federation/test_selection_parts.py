@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class Paper:
         self.scaled = scaled
         self.D, self.T, self.delta, self.W = seconds, delta, delta, window
         self.U, self.L = np.full(len(seconds), np.nan), np.zeros(len(seconds))
-        self.epsilon, self.history = 0.9, [math.nan]
+        self.epsilon, self.history = Fraction(9, 10), [math.nan]
 
     def util(self, R: int) -> np.ndarray:
         clipped = np.minimum(self.U, np.nanquantile(self.U, 0.95))
@@ -64,42 +65,82 @@ class Paper:
             W = self.W
             if sum(self.history[R - 2 * W + 1 : R - W + 1]) > sum(self.history[R - W + 1 : R + 1]):
                 self.T += self.delta
-        if self.epsilon > 0.2:
-            self.epsilon = max(0.2, 0.98 * self.epsilon)
+        self.epsilon = max(Fraction(2, 10), Fraction(98, 100) * self.epsilon)
+
+    def select(self, C: list[int], K: int, R: int, draw: np.random.Generator) -> list[int]:
+        """SampleByUtil of (1 − ε) × K from W, then SampleBySpeed of ε × K from C − E; what one lacks the other has.
+
+        A client is whole: their code takes the whole part of (1 − ε) × K, so that some of ε × K is always left.
+        """
+        E = [c for c in C if not np.isnan(self.U[c])]
+        rest = [c for c in C if np.isnan(self.U[c])]
+        known = int((1 - self.epsilon) * K)
+        new = K - known
+        while known > len(E):
+            known, new = known - 1, new + 1
+        while new > len(rest):
+            known, new = known + 1, new - 1
+        P: list[int] = []
+        if known:
+            util = self.util(R)[E]
+            W = util >= 0.95 * sorted(util, reverse=True)[known - 1]
+            P += draw.choice(np.array(E)[W], known, replace=False, p=util[W] / util[W].sum()).tolist()
+        if new:
+            speed = 1 / self.D[rest]
+            P += draw.choice(rest, new, replace=False, p=speed / speed.sum()).tolist()
+        return P
 
 
+@pytest.mark.parametrize("K", [1, 4, 5])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_oort_is_algorithm_1(scaled: bool) -> None:
+def test_oort_is_algorithm_1(scaled: bool, K: int) -> None:
     about = cohort(SAMPLES, SPEEDS)
     seconds = np.array([3 * s * v / 1000 + 2 for s, v in zip(SAMPLES, SPEEDS, strict=True)])
     assert np.allclose([about.seconds[c] for c in range(10)], seconds)
     one = Oort(about, pacer_seconds=12.0, pacer_rounds=3, most_rounds=0, scaled=scaled)
     paper = Paper(seconds, 12.0, 3, scaled)
-    K, everybody = 4, list(range(10))
-    for R in range(1, 31):
-        chosen = list(one.choose(everybody, K, R, rng(R), 0.0))
+    mixed = 0
+    for R in range(1, 101):
+        there = list(range(5 if R < 12 else 7 if R < 85 else 10))  # some are away at first
+        explored = [c for c in there if not np.isnan(paper.U[c])]
+        if explored:
+            assert one.utilities(explored, R) == pytest.approx(paper.util(R)[explored], rel=1e-12)
+        chosen = list(one.choose(there, K, R, rng(R), 0.0))
         assert len(set(chosen)) == K
-        explored = [c for c in everybody if not np.isnan(paper.U[c])]
-        fresh = [c for c in everybody if np.isnan(paper.U[c])]
-        again = rng(R)
-        exploit = min(len(explored), max(K - len(fresh), K - math.floor(paper.epsilon * K)))
-        wanted: list[int] = []
-        if exploit:
-            util = paper.util(R)[explored]
-            assert one.utilities(explored, R) == pytest.approx(util, rel=1e-12)
-            W = util >= 0.95 * np.sort(util)[-exploit]
-            pool = np.array(explored)[W]
-            wanted += again.choice(pool, exploit, replace=False, p=util[W] / util[W].sum()).tolist()
-        if exploit < K:
-            speed = 1 / seconds[fresh]
-            wanted += again.choice(fresh, K - exploit, replace=False, p=speed / speed.sum()).tolist()
-        assert chosen == wanted
+        assert chosen == paper.select(there, K, R, rng(R))
+        mixed += 0 < len(set(chosen) - set(explored)) < K
         told = reports(sorted(chosen), R)
         one.learn(R, told, 1.0, float(R))
         paper.feedback(told, R)
         assert one.preferred == pytest.approx(paper.T)
     assert paper.T > 12.0  # utilities fall from round to round, so the pacer relaxed
-    assert one.state()["explore"] == pytest.approx(0.9 * 0.98**30)
+    assert mixed > 2 or K == 1  # rounds of old and new clients
+    assert not np.isnan(paper.U).any()  # who came late was tried
+    assert one.state()["explore"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("came", [1, 100], ids=["ε = 0.9", "ε = 0.2"])
+def test_oort_sees_everybody_however_few_take_part(came: int) -> None:
+    """One a round: ten clients are seen in ten rounds, and those who come late in as many rounds as they are."""
+    one, seen = Oort(cohort(SAMPLES, SPEEDS)), list[int]()
+    for R in range(1, came + 10):
+        (client,) = one.choose(list(range(10 if came <= R else 3)), 1, R, rng(R), 0.0)
+        one.learn(R, reports([client], R), 1.0, float(R))
+        seen.append(client)
+    assert set(seen) == set(range(10))
+    if came > 1:
+        assert set(seen[came - 1 : came + 6]) == set(range(3, 10))
+
+
+@pytest.mark.parametrize(
+    ("explore", "wanted", "new"), [(0.2, 4, 1), (0.2, 1, 1), (0.5, 5, 3), (0.9, 10, 9), (0.0, 4, 0)]
+)
+def test_the_whole_part_is_the_known_clients(explore: float, wanted: int, new: int) -> None:
+    """(1 − ε) × K rounded down are known ones: 3.2, 0.8, 2.5, 1 and 4."""
+    one = Oort(cohort(SAMPLES * 3, SPEEDS * 3), explore=explore, explore_least=explore)
+    one.learn(1, reports(list(range(10)), 1), 1.0, 1.0)
+    chosen = one.choose(list(range(30)), wanted, 2, rng(2), 1.0)
+    assert sum(client >= 10 for client in chosen) == new
 
 
 def test_oort_does_not_ask_the_same_for_ever() -> None:
@@ -237,6 +278,28 @@ class Picky(Fastest):
         super().__init__(cohort)
 
 
+class Untold(Fastest):
+    """Says nothing of its argument."""
+
+    def __init__(self, cohort, taste="bitter"):  # type: ignore[no-untyped-def]
+        super().__init__(cohort)
+        self.taste = 2 / taste
+
+
+class Anything(Fastest):
+    def __init__(self, cohort: Cohort, **rest: Any) -> None:
+        super().__init__(cohort)
+        self.rest = rest
+
+
+def test_arguments_as_they_are_written() -> None:
+    def made(name: str, **args: Any) -> Any:
+        return choosing.selection(cohort(SAMPLES, SPEEDS, federation__selection=name, federation__selection_args=args))
+
+    assert made("oort", penalty=2, pacer_seconds=3)  # whole numbers are numbers
+    assert made(f"{__name__}:Anything", one=1, two="b").rest == {"one": 1, "two": "b"}
+
+
 def test_a_part_of_one_s_own() -> None:
     name = f"{__name__}:Fastest"
     one = session(SAMPLES, SPEEDS, federation__participants=2, federation__selection=name)
@@ -258,10 +321,31 @@ def test_what_a_part_may_not_do() -> None:
         ("math:nothing", {}, "cannot be loaded"),
         ("os:getcwd", {}, "no subclass"),
         ("collections:Counter", {}, "no subclass"),
-        ("oort", {"penlty": 1}, "penlty"),
-        ("oort", {"clip": 2}, "clip = 2: 0 to 1"),
-        ("random", {"x": 1}, "selection_args"),
-        (f"{__name__}:Picky", {}, "taste"),
+        (
+            "oort",
+            {"penlty": 1},
+            r"'oort' does not take federation\.selection_args\.penlty; did you mean penalty\? known: "
+            "penalty, explore, explore_decay, explore_least, pacer_seconds, pacer_rounds, cutoff, clip, most_rounds",
+        ),
+        ("oort", {"clip": 2}, r"federation\.selection_args = .*: clip = 2: 0 to 1"),
+        (
+            "oort",
+            {"explore": "much"},
+            r"federation\.selection_args\.explore = 'much' is not allowed: a number is needed",
+        ),
+        ("oort", {"explore": True}, r"federation\.selection_args\.explore = True is not allowed: a number"),
+        ("oort", {"pacer_rounds": 2.5}, r"federation\.selection_args\.pacer_rounds = 2\.5 .* a whole number is needed"),
+        ("oort", {"scaled": 1}, r"federation\.selection_args\.scaled = 1 .* true or false is needed"),
+        ("oort", {"cohort": 1}, r"'oort' does not take federation\.selection_args\.cohort; known: penalty"),
+        ("random", {"x": 1}, r"'random' does not take federation\.selection_args\.x; it takes no arguments"),
+        (f"{__name__}:Picky", {}, r"Picky' needs federation\.selection_args\.taste; known: taste"),
+        (f"{__name__}:Picky", {"taste": "sour"}, r"federation\.selection_args\.taste = 'sour' .* a number"),
+        (
+            f"{__name__}:Untold",
+            {"taste": "sour"},
+            r"Untold' does not take federation\.selection_args = \{'taste': 'sour'\}",
+        ),
+        (f"{__name__}:Untold", {}, r"Untold' cannot be made: "),
     ],
 )
 def test_parts_that_cannot_be(name: str, args: dict[str, Any], words: str) -> None:

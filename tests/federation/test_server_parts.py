@@ -10,6 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from cpfl import experiment_file
+from cpfl.errors import CpflError
 from cpfl.experiment import Federation
 from cpfl.federation import parts
 from cpfl.federation.server_part import Joining
@@ -82,6 +84,35 @@ def test_adaptive(name: str) -> None:
     np.testing.assert_allclose(got, x, rtol=0, atol=1e-12)
 
 
+def test_fedadagrad_has_no_momentum_unless_it_is_given() -> None:
+    """As Reddi et al. 2021 run it: a step is Δ / (√v + τ), whatever came before."""
+    start, rounds = some_rounds(4, 3)
+    x, v = start, np.full(SIZE, 1e-6)
+    for clients in rounds:
+        delta = mean_change(clients, "equal")
+        v = v + delta**2
+        x = x + 10**-1.5 * delta / (np.sqrt(v) + 1e-3)
+    np.testing.assert_allclose(served(start, rounds, server="fedadagrad"), x, rtol=0, atol=1e-12)
+
+
+def test_a_momentum_goes_with_its_server() -> None:
+    """From a file, from the command line over one, and read back from a run folder."""
+
+    def momentum(*words: str, text: str = "") -> float:
+        made = experiment_file.with_settings(
+            experiment_file.parse(text, "here"), experiment_file.parse_assignments(words)
+        )
+        assert experiment_file.parse(experiment_file.to_toml(made), "there") == made
+        return made.federation.server_momentum
+
+    assert momentum() == momentum("federation.server=fedyogi") == 0.9
+    assert momentum("federation.server=fedadagrad") == momentum(text='federation.server = "fedadagrad"') == 0
+    assert momentum("federation.server=fedadam", text='federation.server = "fedadagrad"') == 0.9
+    assert momentum("federation.server=fedadagrad", "federation.server_momentum=0.9") == 0.9
+    assert momentum("federation.server=fedadagrad", text="federation.server_momentum = 0.7") == 0.7
+    assert momentum("federation.lr=0.1", text='federation = {server = "fedadagrad", server_momentum = 0.9}') == 0.9
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 @pytest.mark.parametrize("weights", ["equal", "samples"])
 def test_fednova(weights: str, momentum: float) -> None:
@@ -120,9 +151,22 @@ def test_median(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "trim", "out"), [(1, 0.4, 0), (5, 0.2, 1), (9, 0.1, 0), (10, 0.49, 4), (4, 0.0, 0), (100, 0.29, 29)]
+    ("count", "trim", "out"),
+    [
+        (1, 0.4, 0),
+        (2, 0.49, 0),
+        (3, 0.1, 1),
+        (5, 0.2, 1),
+        (9, 0.1, 1),
+        (19, 0.1, 1),
+        (20, 0.1, 2),
+        (10, 0.49, 4),
+        (4, 0.0, 0),
+        (100, 0.29, 29),
+    ],
 )
 def test_trimmed_mean(count: int, trim: float, out: int) -> None:
+    """Yin et al. 2018, Definition 2; of three or more clients one is left out at each end if any is to be."""
     start, changes = drawn(1, 5)[0], drawn(count, 6)
     expected = [np.mean(sorted(column)[out : count - out]) for column in changes.T]
     got = served(start, [[(change, 1, 1) for change in changes]], server="trimmed-mean", trim=trim)
@@ -130,19 +174,51 @@ def test_trimmed_mean(count: int, trim: float, out: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "byzantine", "chosen"), [(7, 2, 1), (9, 1, 3), (5, 1, 5), (3, 0, 1), (1, 0, 1), (2, 0, 2)]
+    ("count", "byzantine", "chosen"), [(7, 2, 1), (9, 1, 3), (5, 1, 4), (9, 2, 7), (3, 0, 1), (6, 0, 6)]
 )
 def test_krum(count: int, byzantine: int, chosen: int) -> None:
     """Blanchard et al. 2017, section 4: scores over n − f − 2 neighbours, by trying all sets of them."""
     start, changes = drawn(1, 7)[0], drawn(count, 8)
-    near = min(max(1, count - byzantine - 2), count - 1)
     scores = []
     for i in range(count):
         others = [((changes[i] - changes[j]) ** 2).sum() for j in range(count) if j != i]
-        scores.append(min((sum(group) for group in itertools.combinations(others, near)), default=0.0))
+        scores.append(min(sum(group) for group in itertools.combinations(others, count - byzantine - 2)))
     best = sorted(range(count), key=lambda i: (round(scores[i], 9), i))[:chosen]
     got = served(start, [[(c, 1, 1) for c in changes]], server="krum", byzantine=byzantine, chosen=chosen)
     np.testing.assert_allclose(got, start + changes[best].mean(axis=0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(1, 1), (2, 1), (2, 2)])
+def test_krum_of_one_or_two_has_no_neighbours_to_go_by(count: int, chosen: int) -> None:
+    changes = drawn(count, 8)
+    got = served(np.zeros(SIZE), [[(c, 1, 1) for c in changes]], server="krum", chosen=chosen)
+    np.testing.assert_allclose(got, changes[:chosen].mean(axis=0), rtol=0, atol=1e-12)
+
+
+ALLOWED = [(n, f, m) for n in range(5, 11) for f in range(1, n) if n > 2 * f + 2 for m in range(1, n - f + 1)]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["all alike", "each elsewhere"])
+def test_krum_chooses_no_attacker_where_it_answers_at_all(apart: bool) -> None:
+    """f far away, in one place or in many: of the honest ones alone is the model, for every n, f and m allowed."""
+    for count, bad, chosen in ALLOWED:
+        changes = drawn(count, count)
+        changes[1 : bad + 1] = 1e3 * (drawn(bad, 1) if apart else 1)
+        clients = [(change, 1, 1) for change in changes]
+        got = served(np.zeros(SIZE), [clients], server="krum", byzantine=bad, chosen=chosen)
+        honest = np.delete(changes, range(1, bad + 1), axis=0)
+        assert (got >= honest.min(axis=0)).all()
+        assert (got <= honest.max(axis=0)).all()
+
+
+@pytest.mark.parametrize(
+    ("count", "byzantine", "chosen", "least"), [(4, 1, 1, 5), (5, 1, 5, 6), (3, 2, 1, 7), (8, 2, 7, 9), (2, 0, 3, 3)]
+)
+def test_krum_does_not_answer_with_too_few(count: int, byzantine: int, chosen: int, least: int) -> None:
+    clients = [(change, 1, 1) for change in drawn(count, 8)]
+    words = f"byzantine = {byzantine} and .*chosen = {chosen} need {least} results, and a round brought {count}"
+    with pytest.raises(CpflError, match=words):
+        served(np.zeros(SIZE), [clients], server="krum", byzantine=byzantine, chosen=chosen)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +238,13 @@ def test_bad_clients_move_little(settings: dict[str, Any]) -> None:
     clients = [(change, 1, 1) for change in changes]
     assert np.abs(served(start, [clients])).max() > 1e5
     assert np.abs(served(start, [clients], **settings)).max() < 3
+
+
+@pytest.mark.parametrize("count", range(3, 12))
+def test_one_bad_client_does_not_get_past_the_default_trim(count: int) -> None:
+    changes = drawn(count, 12)
+    changes[1] = 1e6
+    assert np.abs(served(np.zeros(SIZE), [[(c, 1, 1) for c in changes]], server="trimmed-mean")).max() < 4
 
 
 def test_update_norm() -> None:

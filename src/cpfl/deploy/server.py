@@ -86,6 +86,7 @@ def serve(
     check_moment(chosen)
     watcher, device = Log(), torch_device(run.device)
     problem = server_problem(chosen, model, test, public)
+    method.plan(problem)  # what a session refuses is told before anything is written
     post, roll = Post(grid), Roll(chosen, watcher.on_note)
     _gather(post, roll, run, chosen, watcher)
     if folder:

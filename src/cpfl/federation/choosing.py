@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 
 from cpfl.errors import SettingError
+from cpfl.federation.building import built
 from cpfl.federation.oort import Oort
 from cpfl.federation.own_part import own_part
 from cpfl.federation.power_of_choice import PowerOfChoice
 from cpfl.federation.refl import LeastAvailable
 from cpfl.federation.selection import All, Cohort, Random, Selection
-from cpfl.models import first_line
 
 BUILT_IN: dict[str, type[Selection]] = {
     "random": Random,
@@ -36,9 +36,4 @@ def part_class(name: str) -> type[Selection]:
 def selection(cohort: Cohort) -> Selection:
     """The cohort's selection part."""
     settings = cohort.federation
-    found = part_class(settings.selection)
-    try:
-        return found(cohort, **settings.selection_args)
-    except (TypeError, ValueError) as error:
-        told = first_line(error)
-        raise SettingError(f"{KEY} = {settings.selection!r} does not take federation.selection_args: {told}") from None
+    return built(KEY, settings.selection, part_class(settings.selection), settings.selection_args, cohort)

@@ -66,7 +66,9 @@ class Oort(Selection):
             listed += rest[: wanted - len(listed)]
         explored = [c for c in listed if c in self._utility]
         fresh = [c for c in listed if c not in self._utility]
-        count = min(len(explored), max(wanted - len(fresh), wanted - math.floor(self._explore * wanted)))
+        # The whole part of (1 − ε) × K, as their code has it: that of ε × K would be nobody in small rounds.
+        share = math.floor((1 - self._explore) * wanted + 1e-9)  # (1 − 0.9) × 10 is 1, whatever floats say
+        count = min(len(explored), max(wanted - len(fresh), share))
         chosen = self._exploit(explored, count, round, rng)
         speeds = np.array([1 / self.cohort.seconds[c] for c in fresh])
         return chosen + _drawn(fresh, speeds, min(len(fresh), wanted - count), rng)  # SampleBySpeed(C − E, ε × K)

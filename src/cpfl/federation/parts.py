@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, TypeVar
-
-from cpfl.errors import CpflError, SettingError
+from cpfl.errors import SettingError
 from cpfl.experiment import Federation
+from cpfl.federation.building import built
 from cpfl.federation.local_part import LocalPart
 from cpfl.federation.local_parts import Adam, AdamW, FedDyn, FedProx, Scaffold, Sgd
 from cpfl.federation.own_part import own_part
@@ -22,7 +20,6 @@ from cpfl.federation.server_parts import (
     Median,
     TrimmedMean,
 )
-from cpfl.models import first_line
 from cpfl.round_settings import aged
 
 LOCAL_PARTS: dict[str, type[LocalPart]] = {
@@ -44,19 +41,18 @@ SERVER_PARTS: dict[str, type[ServerPart]] = {
     "trimmed-mean": TrimmedMean,
     "krum": Krum,
 }
-Part = TypeVar("Part", LocalPart, ServerPart)
 
 
 def local_part(federation: Federation) -> LocalPart:
     """How clients learn."""
     build = LOCAL_PARTS.get(federation.local) or own_part("federation.local", federation.local, LocalPart)
-    return _built("local", federation.local, build, federation, federation.local_args)
+    return built("federation.local", federation.local, build, federation.local_args, federation)
 
 
 def server_part(federation: Federation) -> ServerPart:
     """How their models become one."""
     build = SERVER_PARTS.get(federation.server) or own_part("federation.server", federation.server, ServerPart)
-    return _built("server", federation.server, build, federation, federation.server_args)
+    return built("federation.server", federation.server, build, federation.server_args, federation)
 
 
 def one_way_bytes(federation: Federation, model_bytes: int) -> int:
@@ -76,18 +72,13 @@ def check(federation: Federation) -> None:
     if kind and (local.keeps_rows or server.needs_all):  # ours were refused before; these are a user's
         which, name = ("local", federation.local) if local.keeps_rows else ("server", federation.server)
         raise SettingError(f"federation.{which} = {name!r} needs clients of one round: it does not go with {kind}")
+    own = [name for name in ("weight", "pace") if getattr(type(server), name) is not getattr(ServerPart, name)]
+    if kind and own:  # age and federation.weights alone say how much an update counts there
+        raise SettingError(
+            f"federation.server = {federation.server!r} has its own {' and '.join(own)}, by which updates of different "
+            f"age do not go: it does not go with {kind}"
+        )
     if type(local).settle is not LocalPart.settle and not isinstance(server, MeanPart):
         raise SettingError(
             f'federation.local = {federation.local!r} has a server step of its own: federation.server must be "mean"'
         )
-
-
-def _built(key: str, name: str, build: type[Part], federation: Federation, args: dict[str, Any]) -> Part:
-    try:
-        inspect.signature(build).bind(federation, **args)
-        return build(federation, **args)
-    except CpflError:
-        raise
-    except Exception as error:
-        reason = first_line(error)
-        raise SettingError(f"federation.{key} = {name!r} with federation.{key}_args = {args}: {reason}") from None

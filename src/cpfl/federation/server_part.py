@@ -22,6 +22,7 @@ class ServerPart:
 
     memory: tuple[str, ...] = ()  # rows that last from round to round
     needs_all = False  # `join` makes the mean
+    least = 1  # clients' models without which there is no next one
 
     def __init__(self, federation: Federation) -> None:
         self.settings = federation

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cpfl.errors import CpflError
+from cpfl.experiment import Federation
 from cpfl.federation.server_part import ServerPart
+from cpfl.robust_settings import least
 
 ADAPTIVE_LR = 10**-1.5  # in the middle of what Reddi et al. 2021 search; to be tuned, as they do
 
@@ -113,14 +116,20 @@ class Median(ServerPart):
 
 
 class TrimmedMean(ServerPart):
-    """Yin et al. 2018, Definition 2: of every number the mean, without the largest and smallest β-fraction."""
+    """Yin et al. 2018, Definition 2: of every number the mean, without the largest and smallest β-fraction.
+
+    A β above 0 is for one bad client at least: where β of K is less than one client, one is left out on either side.
+    """
 
     needs_all = True
 
     def join(self, models_KP: Tensor) -> Tensor:
-        """Number by number; a fraction of a client stays."""
-        out = int(self.settings.trim * len(models_KP) + 1e-9)  # 0.29 of 100 is 29, whatever floats say
-        return models_KP.sort(dim=0).values[out : len(models_KP) - out].mean(dim=0)
+        """Number by number; a fraction of a client stays, and of one or two clients both."""
+        count, trim = len(models_KP), self.settings.trim
+        out = int(trim * count + 1e-9)  # 0.29 of 100 is 29, whatever floats say
+        if trim and count > 2:
+            out = max(1, out)
+        return models_KP.sort(dim=0).values[out : count - out].mean(dim=0)
 
 
 class Krum(ServerPart):
@@ -128,13 +137,20 @@ class Krum(ServerPart):
 
     needs_all = True
 
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation)
+        self.least = least(federation)
+
     def join(self, models_KP: Tensor) -> Tensor:
         """A score is the sum of squared distances to the K − f − 2 nearest others; of equal ones the first wins."""
-        count = len(models_KP)
-        if count == 1:
-            return models_KP[0]
+        count, settings = len(models_KP), self.settings
+        if count < self.least:  # only attackers might be left
+            raise CpflError(
+                f"federation.byzantine = {settings.byzantine} and federation.chosen = {settings.chosen} need "
+                f"{self.least} results, and a round brought {count}: let more clients take part, or fewer be lost"
+            )
         distances_KK = torch.stack([(models_KP - model).square_().sum(dim=1) for model in models_KP])
-        near = min(max(1, count - self.settings.byzantine - 2), count - 1)
+        near = max(0, count - settings.byzantine - 2)  # none: one or two clients, and no attacker among them
         scores_K = distances_KK.sort(dim=1).values[:, 1 : near + 1].sum(dim=1)  # the nearest of all is itself
-        best = scores_K.argsort(stable=True)[: self.settings.chosen]
+        best = scores_K.argsort(stable=True)[: settings.chosen]
         return models_KP[best].mean(dim=0)

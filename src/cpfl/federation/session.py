@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cpfl.cohorts.members import Members
 from cpfl.devices import Fleet
 from cpfl.experiment import Experiment
-from cpfl.federation import accounting, averaging, parts, records
+from cpfl.federation import accounting, averaging, enough, parts, records
 from cpfl.federation.buffered import Buffered
 from cpfl.federation.memory import Memory
 from cpfl.federation.records import Closed, RoundRecord, Snapshot
@@ -60,6 +60,7 @@ class Session:
         known = np.zeros(0, np.int64) if sizes is None else sizes
         size = parts.one_way_bytes(experiment.federation, model_bytes)
         self._about = Cohort(cohort, self.clients, experiment.federation, fleet, size, known)
+        enough.check(self._about, experiment.devices.crash_rate)
         kind = Buffered if experiment.federation.buffer else Rounds
         self._planner: Planner = kind(self._about, experiment.devices.crash_rate, experiment.seed)
         self._plans: dict[int, Plan] = {}  # of rounds that are not closed

@@ -89,9 +89,10 @@ class FlowerEngine:
             if waiting is None and not session.stopped:
                 failed += 1
                 reasons = "; ".join(f"client {c}: {why}" for c, why in left_out.items()) or "there is none"
-                self._note(f"cohort {session.cohort}: nobody answered in round {number} ({reasons})")
+                who = "nobody" if part.least == 1 else f"fewer than {part.least}"
+                self._note(f"cohort {session.cohort}: {who} answered in round {number} ({reasons})")
                 if failed >= self._tries:
-                    raise StalledError(session.cohort, number, failed, reasons)
+                    raise StalledError(session.cohort, number, failed, reasons, who)
                 yield pause(PAUSE)
             else:
                 failed = 0
@@ -134,7 +135,7 @@ class FlowerEngine:
         answers: dict[int, Answer],
         left_out: dict[int, str],
     ) -> _Round | None:
-        """The round's next model from answers that are in order; None: there were none."""
+        """The round's next model from answers that are in order; None: there were none, or too few."""
         good: list[Trained] = []
         for client in sorted(answers):
             if tasks[client].train:
@@ -143,7 +144,7 @@ class FlowerEngine:
                     good.append(checks.trained(answers[client], place, like, self._problem.experiment.federation))
                 except Refused as why:
                     left_out[client] = str(why)
-        model = part.close(number, good) if good else None
+        model = part.close(number, good) if len(good) >= part.least else None
         if model is None:
             return None
         moved = sum(answers[t.result.client].bytes for t in good)

@@ -27,6 +27,7 @@ CPU = torch.device("cpu")
 class Part(Protocol):
     """A federated algorithm, seen from the server."""
 
+    least: int = 1  # answers without which there is no next model: the round is tried again
     memory: Memory = Memory()  # what its server step remembers since the last round that was closed
 
     def open(self, number: int, model: State, there: Mapping[int, int]) -> dict[int, RecordDict]:
@@ -42,6 +43,7 @@ class Own(Part):
     def __init__(self, session: Session, problem: Problem, roll: Roll) -> None:
         self._session, self._roll, self.memory = session, roll, session.memory
         self._server = parts.server_part(problem.experiment.federation)
+        self.least = self._server.least
         module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype)
         self._layout, self._start = Layout.of(module), session.model
 
