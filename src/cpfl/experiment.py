@@ -155,7 +155,7 @@ class Federation(Section):
     deadline: NotNegative = 0  # virtual seconds after which a round ends without those who are late; 0: none
     late: Literal["drop", "partial", "stale"] = "drop"  # nothing | the steps that fit | joins a later round, damped
     stale_rounds: Count = 5  # late = "stale": an older update comes to nothing; as FedScale's max_staleness
-    minimum: Count = 1  # results without which a round is repeated
+    minimum: Count = 1  # clients that a round waits for until they are there at once; fewer results: it is repeated
     buffer: OptionalCount = 0  # above 0: no rounds, but an update of the model for so many results (FedBuff's K)
     concurrency: OptionalCount = 0  # buffer: clients that train at the same time; 0: as many as take part in a round
 

@@ -14,9 +14,13 @@ from cpfl.federation.fates import Fate, foresee
 from cpfl.federation.reports import ClientResult
 from cpfl.federation.round_plan import MOST, Begun, Outlasting, Plan, Timing, Waste
 from cpfl.federation.selection import Cohort, size
+from cpfl.federation.shortfall import Shortfall
 from cpfl.federation.stopping import ROUNDING
+from cpfl.federation.waiting import horizon, together
 from cpfl.models import State
 from cpfl.randomness import stream
+
+DAY = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -67,33 +71,53 @@ class Rounds(Outlasting):
         present = cohort.fleet.availability is None
         self.ahead = self._selection.foresees and present and not self._stale
         self._to_plan = present and not (self._settings.over_selection or self._settings.deadline or crash_rate)
+        if self._settings.minimum > 1:
+            self._wait(1, 0.0)  # so many may never be there at once: better told before anybody trains
 
     def plan(self, number: int, clock: float) -> Plan:
         """Attempt after attempt until one brings enough results."""
         if self._to_plan:
             return Plan(self._chosen(self._cohort.clients, self._needed, number, 0, clock))
         waste, elapsed = Waste(), 0.0  # since the clock: an engine that is ahead asks with an older one
+        minimum = self._settings.minimum
+        short = Shortfall(minimum, self._settings.selection)
         for turn in range(MOST):
-            elapsed += self._wait(clock + elapsed)
+            elapsed += self._wait(number, clock + elapsed)
             one = self._attempt(number, turn, clock + elapsed)
-            if len(one.counted) >= self._settings.minimum:
+            if len(one.counted) >= minimum:
                 return self._plan(number, clock, elapsed, one, waste, turn)
             elapsed += one.seconds
             waste += self._wasted([*one.counted, *one.others], one.seconds)
+            short.add(one.counted, one.others)
         raise CpflError(
-            f"round {number} of cohort {self._cohort.number} brought fewer than federation.minimum = "
-            f"{self._settings.minimum} results in {MOST} attempts: lower it, or give a longer federation.deadline"
+            f"round {number} of cohort {self._cohort.number} brought fewer than federation.minimum = {minimum} results "
+            f"in {MOST} attempts: {short}; lower it"
         )
 
-    def _wait(self, clock: float) -> float:
-        """Seconds until somebody is there."""
+    @property
+    def _idle(self) -> list[int]:
         waiting = {begun.fate.client for begun in self._under_way.begun}
-        there = min(self._cohort.back(client, clock) for client in self._cohort.clients if client not in waiting)
-        return there - clock + ROUNDING if there > clock else 0.0  # not a float's last digit too early
+        return [client for client in self._cohort.clients if client not in waiting]
+
+    def _there(self, clock: float) -> list[int]:
+        return [client for client in self._idle if self._cohort.until(client, clock) > clock]
+
+    def _wait(self, number: int, clock: float) -> float:
+        """Seconds until as many are there at once as a round needs."""
+        minimum = self._settings.minimum
+        if len(self._there(clock)) >= minimum:
+            return 0.0
+        there = together(self._cohort, self._idle, minimum, clock)
+        if there is None:
+            days = horizon(self._cohort, self._idle) / DAY
+            raise SettingError(
+                f"federation.minimum = {minimum} is more than ever are there at once, in the {days:g} days from round "
+                f"{number} of cohort {self._cohort.number} on (devices.availability): lower it"
+            )
+        return there - clock + ROUNDING  # not a float's last digit too early
 
     def _attempt(self, number: int, turn: int, clock: float) -> Attempt:
-        cohort, waiting = self._cohort, {begun.fate.client for begun in self._under_way.begun}
-        able = [c for c in cohort.clients if c not in waiting and cohort.until(c, clock) > clock]
+        cohort, able = self._cohort, self._there(clock)
         chosen = self._chosen(able, min(self._asked, len(able)), number, turn, clock)
         fates = [
             foresee(cohort, client, self._fitting(client), clock, self._crash_rate, self._seed, number, turn)
