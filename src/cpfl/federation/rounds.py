@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -190,11 +191,11 @@ class Rounds(Outlasting):
         self._under_way.close(number, model, plan.after)
 
     def state(self) -> tuple[dict[int, State], dict[str, Any]]:
-        """The selection's, and what is under way."""
+        """The selection's, and what is under way: copied, for a part of the user's may go on writing into its own."""
         models, numbers = self._under_way.state()
-        return models, {**numbers, "selection": self._selection.state()}
+        return models, {**numbers, "selection": copy.deepcopy(self._selection.state())}
 
     def restore(self, models: dict[int, State], numbers: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._under_way.restore(models, numbers)
-        self._selection.restore(numbers["selection"])
+        self._selection.restore(copy.deepcopy(numbers["selection"]))
