@@ -93,7 +93,7 @@ class Cohorting(Section):
     file: str = ""  # plan = "csv": the columns client (from 0) and cohort
     skew: NotNegative = 1.0  # plan = "multi-objective": weight of the cohorts' mean label skew, 0 to 1
     speed: NotNegative = 1.0  # and of their mean round, as a share of the slowest client's
-    models: dict[str, str] = Field(default_factory=dict)  # cohorts that train another model: {"0" = "gn-lenet"}
+    models: dict[str, str] = Field(default_factory=dict)  # cohorts with another model, its defaults: {"0" = "gn-lenet"}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
