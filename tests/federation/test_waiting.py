@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,22 +88,24 @@ class Counted(Week):
         return super().until(time)
 
 
+class Weeks:
+    """Of every client."""
+
+    known = ""
+
+    def __init__(self, weeks: Sequence[Week]) -> None:
+        self.week = weeks.__getitem__
+
+
 def test_thousands_are_looked_at_once_for_each_coming_and_going() -> None:
     """Not all of them at every moment at which one comes."""
     rng, count = np.random.default_rng(4), 3000
     about = cohort([1] * count, [1.0] * count, [ALWAYS] * count)
     moments = np.sort(rng.uniform(0, 1000, (count, 20)), axis=1)
     found = [Counted(tuple(row[::2].tolist()), tuple(row[1::2].tolist()), 1000.0) for row in moments]
-    object.__setattr__(about.fleet, "availability", _Weeks(found))
+    about = replace(about, fleet=replace(about.fleet, availability=Weeks(found)))
     assert together(about, about.clients, count, 0.0) is None
     assert count * 20 <= Counted.looks <= count * 60
-
-
-class _Weeks:
-    known = ""
-
-    def __init__(self, weeks: Sequence[Week]) -> None:
-        self.week = weeks.__getitem__
 
 
 class One(Selection):
