@@ -72,7 +72,7 @@ class Rounds(Outlasting):
         present = cohort.fleet.availability is None
         self.ahead = self._selection.foresees and present and not self._stale
         self._to_plan = present and not (self._settings.over_selection or self._settings.deadline or crash_rate)
-        if self._settings.minimum > 1:
+        if self._settings.minimum > 1 and not present:
             self._wait(1, 0.0)  # so many may never be there at once: better told before anybody trains
 
     def plan(self, number: int, clock: float) -> Plan:
@@ -83,8 +83,11 @@ class Rounds(Outlasting):
         minimum = self._settings.minimum
         short = Shortfall(minimum, self._settings.selection)
         for turn in range(MOST):
-            elapsed += self._wait(number, clock + elapsed)
-            one = self._attempt(number, turn, clock + elapsed)
+            able = self._there(clock + elapsed)
+            if len(able) < minimum:
+                elapsed += self._wait(number, clock + elapsed)
+                able = self._there(clock + elapsed)
+            one = self._attempt(able, number, turn, clock + elapsed)
             if len(one.counted) >= minimum:
                 return self._plan(number, clock, elapsed, one, waste, turn)
             elapsed += one.seconds
@@ -106,8 +109,6 @@ class Rounds(Outlasting):
     def _wait(self, number: int, clock: float) -> float:
         """Seconds until as many are there at once as a round needs."""
         minimum = self._settings.minimum
-        if len(self._there(clock)) >= minimum:
-            return 0.0
         there = together(self._cohort, self._idle, minimum, clock)
         if there is None:
             days = horizon(self._cohort, self._idle) / DAY
@@ -117,8 +118,8 @@ class Rounds(Outlasting):
             )
         return there - clock + ROUNDING  # not a float's last digit too early
 
-    def _attempt(self, number: int, turn: int, clock: float) -> Attempt:
-        cohort, able = self._cohort, self._there(clock)
+    def _attempt(self, able: Sequence[int], number: int, turn: int, clock: float) -> Attempt:
+        cohort = self._cohort
         chosen = self._chosen(able, min(self._asked, len(able)), number, turn, clock)
         fates = [
             foresee(cohort, client, self._fitting(client), clock, self._crash_rate, self._seed, number, turn)
