@@ -33,6 +33,7 @@ LONG = (
     "runs/test_kill.py",
     "deploy/test_faults.py",
     "test_docs.py",
+    "test_own_files.py",
     "deploy/test_commands.py",
     "runs/test_joint_runs.py",
     "runs/test_sweep_kill.py",

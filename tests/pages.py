@@ -10,6 +10,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"(?:^<!-- (?P<note>.+?) -->\n)?^```(?P<kind>sh|python|toml)\n(?P<text>.*?)^```", re.M | re.S)
 
+FILE = re.compile(r"`(?P<name>[\w-]+\.(?:py|toml))`:\n\n```(?:python|toml)\n(?P<text>.*?)^```", re.M | re.S)
+
+
+def files(page: Path) -> dict[str, str]:
+    """The files that a page shows, each after a sentence that ends with its name."""
+    return {file["name"]: file["text"] for file in FILE.finditer(page.read_text())}
+
 
 def blocks(page: Path) -> list[re.Match[str]]:
     return list(FENCE.finditer(page.read_text()))

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.pages import PAGES, ROOT, blocks
+from tests.pages import PAGES, ROOT, blocks, files
 
 # Why a block may stay unrun here, and what runs it instead.
 ELSEWHERE = {
     "run by .ci/run": ROOT / ".ci" / "run",
     "run in tests/cli/test_data.py with a folder of its own": ROOT / "tests/cli/test_data.py",
-    "run in tests/federation/test_parts.py with my_parts.py": ROOT / "tests/federation/test_parts.py",
+    "run in tests/federation/test_parts.py": ROOT / "tests/federation/test_parts.py",
+    "run in tests/test_own_files.py": ROOT / "tests/test_own_files.py",
     "needs real CIFAR-10; run in tests/test_real_data.py where it is there": ROOT / "tests/test_real_data.py",
     "run in tests/cluster/test_equal.py where Ray is installed": ROOT / "tests/cluster/test_equal.py",
     "run in tests/deploy/test_commands.py": ROOT / "tests/deploy/test_commands.py",
@@ -26,10 +27,13 @@ ELSEWHERE = {
 def test_page(page: Path, tmp_path: Path) -> None:
     """Block after block, in one folder, as a reader would."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    shown = files(page)
+    for name, text in shown.items():
+        (tmp_path / name).write_text(text)
     for block in blocks(page):
         if block["note"]:
             assert block["note"] in ELSEWHERE, f"{page.name}: an unknown reason not to run a block: {block['note']}"
-        elif block["kind"] != "toml":
+        elif block["kind"] != "toml" and block["text"] not in shown.values():
             words = ["bash", "-euc", block["text"]] if block["kind"] == "sh" else [sys.executable, "-c", block["text"]]
             done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
             told = re.match(r"\d+\.\d+", done.stdout) if block["kind"] == "python" else None

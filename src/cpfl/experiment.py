@@ -93,7 +93,7 @@ class Cohorting(Section):
     file: str = ""  # plan = "csv": the columns client (from 0) and cohort
     skew: NotNegative = 1.0  # plan = "multi-objective": weight of the cohorts' mean label skew, 0 to 1
     speed: NotNegative = 1.0  # and of their mean round, as a share of the slowest client's
-    models: dict[str, str] = Field(default_factory=dict)  # cohorts that train another model: {"0" = "gn-lenet"}
+    models: dict[str, str] = Field(default_factory=dict)  # cohorts with another model, its defaults: {"0" = "gn-lenet"}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -155,7 +155,7 @@ class Federation(Section):
     deadline: NotNegative = 0  # virtual seconds after which a round ends without those who are late; 0: none
     late: Literal["drop", "partial", "stale"] = "drop"  # nothing | the steps that fit | joins a later round, damped
     stale_rounds: Count = 5  # late = "stale": an older update comes to nothing; as FedScale's max_staleness
-    minimum: Count = 1  # results without which a round is repeated
+    minimum: Count = 1  # clients that a round waits for until they are there at once; fewer results: it is repeated
     buffer: OptionalCount = 0  # above 0: no rounds, but an update of the model for so many results (FedBuff's K)
     concurrency: OptionalCount = 0  # buffer: clients that train at the same time; 0: as many as take part in a round
 

@@ -52,8 +52,9 @@ def load_global(path: Path, model: OwnModel | None = None, distillation: str = "
     shape = tuple(about["shape"])
     # A single teacher is the result itself, whatever student was asked for.
     alone = str(summary["teachers"][0]) if len(summary["teachers"]) == 1 else ""
-    named = experiment.cohorting.models.get(alone, "") if alone else student
-    settings = Model(name=named) if named else experiment.model
+    settings = Model(name=student) if student and not alone else experiment.model
+    if own := experiment.cohorting.models.get(alone):
+        settings = models.named(experiment.model, own)
     if model is None and settings.name == GIVEN:
         raise ModelError(f"{path} was run with a model given in Python: export or load it from Python with model=…")
     build = models.factory(settings, shape, about["classes"]) if model is None else own_factory(model)

@@ -81,6 +81,11 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Module:
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {"gn-lenet": gn_lenet, "femnist-cnn": femnist_cnn, "mlp": mlp}
 
 
+def named(own: Model, name: str) -> Model:
+    """The model that a cohort names: the experiment's own, with its args and bytes, or another with its defaults."""
+    return own if name == own.name else Model(name=name)
+
+
 def factory(model: Model, shape: tuple[int, ...], classes: int, key: str = "model.name") -> ModelFactory:
     """What builds the model that the setting `key` names: one of ours, or the user's `module:Class`."""
     if model.name in BUILT_IN:

@@ -130,11 +130,12 @@ def _devices(experiment: Experiment, roots: Sequence[Path]) -> Fleet:
 
 
 def _architecture(name: str, key: str, experiment: Experiment, data: FederatedData, x: torch.Tensor) -> Architecture:
-    build = models.factory(Model(name=name), data.train.shape, data.classes, key)
+    settings = models.named(experiment.model, name)
+    build = models.factory(settings, data.train.shape, data.classes, key)
     start = models.fresh(build, experiment.seed, "init", data.transform.dtype)
     models.check(start, x, data.classes)
     state = models.state_of(start)
-    return Architecture(build, state, models.wire_bytes(Model(name=name), state))
+    return Architecture(build, state, models.wire_bytes(settings, state))
 
 
 def check_views(data: FederatedData, settings: Distillation) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cluster.conftest import SMALL
-from tests.cluster.nodes import Nodes, ended, same, settings, start
+from tests.cluster.nodes import Nodes, ended, rounds, same, settings, start
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("ray")
@@ -29,6 +30,37 @@ def test_algorithms_that_remember_and_cohorts_that_wait_to_be_judged(
     same(out, alone)
     assert (out / "judgements.jsonl").read_text() == (alone / "judgements.jsonl").read_text()
     assert json.loads((out / "summary.json").read_text())["engine"] == "ray"
+
+
+FEW: dict[str, Any] = SMALL | {"cohorts": 2, "max_rounds": 6, "distillation.epochs": 1}
+COMBINED: dict[str, dict[str, Any]] = {
+    "buffered updates, a server that remembers, two models": {
+        "federation.buffer": 3, "federation.concurrency": 6, "federation.server": "fedadam", "cohorting.plan": "speed",
+        "cohorting.models.1": "femnist-cnn", "devices.crash_rate": 0.1,
+    },
+    "a selection that learns, a server that sees all models": {
+        "federation.selection": "oort", "federation.participation": 0.5, "federation.server": "krum",
+        "federation.byzantine": 1, "federation.chosen": 3, "cohorting.plan": "label-balanced",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("combined", COMBINED)
+def test_algorithms_together(cluster: Nodes, plain: Callable[..., Path], tmp_path: Path, combined: str) -> None:
+    """A worker has a cohort with its planner, its server's memory and its model, and another the other cohort."""
+    changes, out = FEW | COMBINED[combined], tmp_path / "run"
+    where = ["--engine", "ray", "--address", cluster.address]
+    process = start("run", "digits", *settings(changes), *where, "--out", out)
+    alone = plain(changes)
+    ended(process)
+    same(out, alone)
+    kept = rounds(out)
+    assert sorted(kept) == ["cohort-0000", "cohort-0001"]
+    if "federation.buffer" in changes:
+        assert all(any(record.get("stale") for record in cohort) for cohort in kept.values())
+        assert len({(out / "models" / f"{name}.safetensors").stat().st_size // 10_000 for name in kept}) == 2
+    else:
+        assert all(len({tuple(record["participants"]) for record in cohort}) > 3 for cohort in kept.values())
 
 
 def test_eight_workers_with_a_cohort_each(cluster: Nodes, plain: Callable[..., Path], tmp_path: Path) -> None:

@@ -177,6 +177,24 @@ def test_distilling_starts_of_one_model_is_as_before() -> None:
     assert all(torch.equal(value, outcomes[1].student[name]) for name, value in outcomes[0].student.items())
 
 
+def test_the_experiments_own_model_by_name_is_the_same_model() -> None:
+    """With its arguments and its size on the wire; another one has its own defaults."""
+    own = {"model__args": {"hidden": 8}, "model__bytes": 346_000}
+    named = problem(cohorting__models={"1": "mlp", "2": "femnist-cnn"}, **own)
+    assert named.of(1).model_bytes == named.model_bytes == 346_000
+    assert named.of(2).model_bytes == 4 * sum(value.numel() for value in named.of(2).start.values())
+    assert named.start.keys() == named.of(1).start.keys()
+    assert all(torch.equal(value, named.of(1).start[name]) for name, value in named.start.items())
+
+
+def test_the_experiments_own_model_by_name_is_exported(tmp_path: Path) -> None:
+    """Alone, a cohort's model is the result: it is built with the experiment's arguments there too."""
+    settings = {"model__args": {"hidden": 8}, "cohorts": 1, "cohorting__models": {"0": "mlp"}}
+    run = cpfl.run(experiment(**settings), out=tmp_path / "run", engine="reference", device="cpu")
+    cpfl.export(run.path, tmp_path / "model", onnx=False)
+    assert load_state(tmp_path / "model" / "model.safetensors")["1.weight"].shape == (8, 64)
+
+
 @pytest.mark.parametrize(
     ("setting", "told"),
     [

@@ -34,6 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
     "partial work of steps": {"federation.deadline": 8, "federation.late": "partial", "federation.local_steps": 9},
     "refl": {**FEW, "federation.selection": "refl", "devices.availability": "synthetic", "devices.online_hours": 0.02,
              "devices.offline_hours": 0.02},
+    "waits for several": {"federation.minimum": 4, "devices.availability": "synthetic", "devices.online_hours": 0.02,
+                          "devices.offline_hours": 0.05},
     "stale": {**FEW, "federation.over_selection": 1.0, "federation.late": "stale"},
     "fedbuff": {"federation.buffer": 3, "federation.concurrency": 6, "devices.crash_rate": 0.2},
 }  # fmt: skip
@@ -55,6 +57,8 @@ def test_equal_to_the_reference(case: str, tmp_path: Path) -> None:
         total = sum(record.get("wasted_cpu_seconds", 0) for record in records) / 3600
         assert runs[0].summary["wasted_cpu_hours"] == pytest.approx(total)
         assert 0 < total < runs[0].summary["cpu_hours"]
+    if case == "waits for several":
+        assert min(len(record["participants"]) for record in records) >= 4
     if case in ("stale", "fedbuff"):
         assert sum(record.get("stale", 0) for record in records) > 5
     if case.startswith("partial"):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conftest import Command
-from tests.pages import ROOT, noted
+from tests.pages import ROOT, files, noted
 
 import cpfl
 from cpfl.errors import SettingError
@@ -68,24 +67,18 @@ def test_refused_in_one_sentence(case: str, cpfl_command: Command, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-def examples() -> str:
-    """The page's parts as one module."""
-    found = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
-    assert len(found) == 2
-    for text in found:
-        assert len(text[text.index("class ") :].splitlines()) <= 20
-    return "\n\n".join(found)
-
-
 def test_the_pages_examples(cpfl_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_parts.py").write_text(examples())
+    shown = files(PAGE)
+    assert set(shown) == {"signs.py", "middle.py", "mine.toml"}
+    for name, text in shown.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     (command,) = noted("own-algorithm.md", "tests/federation/test_parts.py")
-    settings = ["--set", "precision=float64", "--set", "distillation.epochs=1", "--set", "federation.lr=0.005"]
+    settings = ["--set", "precision=float64", "--set", "distillation.epochs=1"]
     ended = []
     for engine in ("reference", "workers", "lanes"):
         words = [*command, *settings, "--engine", engine, "--device", "cpu", "--out", engine]
-        cpfl_command(*words, "--set", "max_rounds=12").good()
+        cpfl_command(*words).good()
         ended.append(cpfl.load_run(tmp_path / engine))
     for other in ended[1:]:
         for ours, theirs in zip(other.rounds, ended[0].rounds, strict=True):

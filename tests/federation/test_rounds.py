@@ -243,6 +243,7 @@ def test_visited(held: int, batch: int, steps: int, epochs: int, data: st.DataOb
 
 CASES: dict[str, dict[str, Any]] = {
     "crashes": {"devices__crash_rate": 0.4, "federation__minimum": 2},
+    "absence": {"federation__minimum": 3, "devices__availability": "synthetic"},
     "stale": {"federation__participants": 2, "federation__over_selection": 1.0, "federation__late": "stale"},
     "oort": {"federation__participants": 2, "federation__selection": "oort"},
     "power-of-choice": {"federation__participants": 2, "federation__selection": "power-of-choice"},
@@ -260,7 +261,7 @@ WEEKS = [Week((0.0, 50.0), (31.0 + 3 * k, 90.0 - k), 100.0) for k in range(4)]
 @given(cut=st.integers(0, 14), seed=st.integers(0, 1000))
 @settings(max_examples=8, deadline=None)
 def test_goes_on_from_any_round(case: str, cut: int, seed: int) -> None:
-    weeks = WEEKS if case == "refl" else None
+    weeks = WEEKS if case in ("refl", "absence") else None
     one, other = (session(SAMPLES, FAST, weeks, seed=seed, max_rounds=15, **CASES[case]) for _ in range(2))
     for number in range(15):
         if number == cut:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import small_runs
+import torch
 from small_runs import Unbroken
+
+from cpfl import Selection
+from cpfl.devices import Fleet
+from cpfl.experiment import Experiment
+from cpfl.federation.session import ClientResult, Outcome, Session
+from cpfl.runs import checkpoint
 
 CASES: dict[str, dict[str, Any]] = {
     "oort": {
@@ -33,3 +44,79 @@ def test_killed_and_resumed(case: str, tmp_path: Path, unbroken: Unbroken) -> No
     resumed = small_runs.cpfl("resume", path, "--device", "cpu")
     assert resumed.returncode == 0, resumed.stderr
     assert small_runs.differing(whole, path) == []
+
+
+class Live(Selection):
+    """Chooses by how much it has learnt, and hands out for a checkpoint what it goes on writing into."""
+
+    def __init__(self, cohort: Any) -> None:
+        super().__init__(cohort)
+        self.seen: dict[str, Any] = {"rounds": []}
+
+    def choose(
+        self, able: Sequence[int], wanted: int, round: int, rng: np.random.Generator, clock: float
+    ) -> Sequence[int]:
+        return [able[len(self.seen["rounds"]) % len(able)]]
+
+    def learn(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
+        self.seen["rounds"].append(round)
+
+    def state(self) -> dict[str, Any]:
+        return self.seen
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.seen = state
+
+
+LIVE = {
+    "clients": 40, "cohorts": 1, "max_rounds": 400, "snapshots": "", "federation.selection": f"{__name__}:Live",
+    "stopping.patience": 400, "checkpoint_seconds": 0.1,
+}  # fmt: skip
+
+
+def test_a_checkpoint_is_of_the_round_it_is_named_after(tmp_path: Path, unbroken: Unbroken) -> None:
+    """It is written many rounds after it was made; killed when it is there, the run ends as if it had not been."""
+    whole, path = unbroken(**LIVE), tmp_path / "run"
+    process = small_runs.start(*small_runs.run_words(path, LIVE))
+    while process.poll() is None and not list(path.glob("checkpoints/cohort-*.safetensors")):
+        time.sleep(0.001)
+    process.kill()
+    _, complained = process.communicate()
+    assert process.returncode == -signal.SIGKILL, complained
+    resumed = small_runs.cpfl("resume", path, "--device", "cpu")
+    assert resumed.returncode == 0, resumed.stderr
+    assert small_runs.differing(whole, path) == []
+
+
+def live() -> Session:
+    experiment = Experiment(clients=4, cohorts=1, federation={"selection": f"{__name__}:Live"})
+    fleet, sizes = Fleet(np.ones(4), np.ones(4)), np.ones(4, np.int64)
+    return Session(0, range(4), experiment, fleet, 16, {"w": torch.zeros(4)}, sizes)
+
+
+def close(one: Session) -> list[int]:
+    work = one.open_round()
+    results = [ClientResult(client, 1, 1, 1.0, 1.0) for client in work.participants]
+    one.close_round(Outcome({"w": torch.full((4,), float(work.round))}, results))
+    return work.participants
+
+
+def test_later_rounds_do_not_change_a_checkpoint() -> None:
+    one = live()
+    close(one)
+    made = checkpoint.of(one, 0.0)
+    text = json.dumps(made.numbers)
+    close(one)
+    assert json.dumps(made.numbers) == text
+
+
+def test_who_goes_on_from_a_checkpoint_does_not_change_it() -> None:
+    one = live()
+    close(one)
+    states, numbers = one.state()
+    after = []
+    for _ in range(2):
+        other = live()
+        other.restore(states, numbers)
+        after.append([close(other), close(other)])
+    assert after == [[[1], [2]]] * 2

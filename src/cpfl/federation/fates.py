@@ -19,6 +19,7 @@ class Fate:
     arrives: bool
     computing: float  # CPU seconds of its steps
     download: float  # virtual seconds before it can compute
+    crashed: bool = False  # and so does not arrive; a checkpoint may be older than this
 
     def spent(self, seconds: float) -> float:
         """CPU seconds that it has spent so many seconds after it was asked."""
@@ -32,15 +33,15 @@ def foresee(
 ) -> Fate:
     """A client that crashes or leaves is lost, with all it did; its connection breaks, so the server knows at once."""
     computing, transferring = cohort.computing(client, steps), cohort.transferring(client)
-    lasts, arrives, download = computing + transferring, True, transferring / 2
+    lasts, crashed, download = computing + transferring, False, transferring / 2
     if crash_rate:
         rng = stream(seed, "crash", client, round, attempt)
         if rng.random() < crash_rate:
-            lasts, arrives = download + float(rng.random()) * computing, False
+            lasts, crashed = download + float(rng.random()) * computing, True
     leaves = cohort.until(client, clock) - clock
     if leaves < lasts:
-        lasts, arrives = leaves, False
-    return Fate(client, steps, lasts, arrives, computing, download)
+        return Fate(client, steps, leaves, False, computing, download)
+    return Fate(client, steps, lasts, not crashed, computing, download, crashed)
 
 
 def visited(federation: Federation, held: int, steps: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,13 @@ from cpfl.federation.fates import Fate, foresee
 from cpfl.federation.reports import ClientResult
 from cpfl.federation.round_plan import MOST, Begun, Outlasting, Plan, Timing, Waste
 from cpfl.federation.selection import Cohort, size
+from cpfl.federation.shortfall import Shortfall
 from cpfl.federation.stopping import ROUNDING
+from cpfl.federation.waiting import horizon, together
 from cpfl.models import State
 from cpfl.randomness import stream
+
+DAY = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -67,33 +72,54 @@ class Rounds(Outlasting):
         present = cohort.fleet.availability is None
         self.ahead = self._selection.foresees and present and not self._stale
         self._to_plan = present and not (self._settings.over_selection or self._settings.deadline or crash_rate)
+        if self._settings.minimum > 1 and not present:
+            self._wait(1, 0.0)  # so many may never be there at once: better told before anybody trains
 
     def plan(self, number: int, clock: float) -> Plan:
         """Attempt after attempt until one brings enough results."""
         if self._to_plan:
             return Plan(self._chosen(self._cohort.clients, self._needed, number, 0, clock))
         waste, elapsed = Waste(), 0.0  # since the clock: an engine that is ahead asks with an older one
+        minimum = self._settings.minimum
+        short = Shortfall(minimum, self._settings.selection)
         for turn in range(MOST):
-            elapsed += self._wait(clock + elapsed)
-            one = self._attempt(number, turn, clock + elapsed)
-            if len(one.counted) >= self._settings.minimum:
+            able = self._there(clock + elapsed)
+            if len(able) < minimum:
+                elapsed += self._wait(number, clock + elapsed)
+                able = self._there(clock + elapsed)
+            one = self._attempt(able, number, turn, clock + elapsed)
+            if len(one.counted) >= minimum:
                 return self._plan(number, clock, elapsed, one, waste, turn)
             elapsed += one.seconds
             waste += self._wasted([*one.counted, *one.others], one.seconds)
+            short.add(one.counted, one.others)
         raise CpflError(
-            f"round {number} of cohort {self._cohort.number} brought fewer than federation.minimum = "
-            f"{self._settings.minimum} results in {MOST} attempts: lower it, or give a longer federation.deadline"
+            f"round {number} of cohort {self._cohort.number} brought fewer than federation.minimum = {minimum} results "
+            f"in {MOST} attempts: {short}; lower it"
         )
 
-    def _wait(self, clock: float) -> float:
-        """Seconds until somebody is there."""
+    @property
+    def _idle(self) -> list[int]:
         waiting = {begun.fate.client for begun in self._under_way.begun}
-        there = min(self._cohort.back(client, clock) for client in self._cohort.clients if client not in waiting)
-        return there - clock + ROUNDING if there > clock else 0.0  # not a float's last digit too early
+        return [client for client in self._cohort.clients if client not in waiting]
 
-    def _attempt(self, number: int, turn: int, clock: float) -> Attempt:
-        cohort, waiting = self._cohort, {begun.fate.client for begun in self._under_way.begun}
-        able = [c for c in cohort.clients if c not in waiting and cohort.until(c, clock) > clock]
+    def _there(self, clock: float) -> list[int]:
+        return [client for client in self._idle if self._cohort.until(client, clock) > clock]
+
+    def _wait(self, number: int, clock: float) -> float:
+        """Seconds until as many are there at once as a round needs."""
+        minimum = self._settings.minimum
+        there = together(self._cohort, self._idle, minimum, clock)
+        if there is None:
+            days = horizon(self._cohort, self._idle) / DAY
+            raise SettingError(
+                f"federation.minimum = {minimum} is more than ever are there at once, in the {days:g} days from round "
+                f"{number} of cohort {self._cohort.number} on (devices.availability): lower it"
+            )
+        return there - clock + ROUNDING  # not a float's last digit too early
+
+    def _attempt(self, able: Sequence[int], number: int, turn: int, clock: float) -> Attempt:
+        cohort = self._cohort
         chosen = self._chosen(able, min(self._asked, len(able)), number, turn, clock)
         fates = [
             foresee(cohort, client, self._fitting(client), clock, self._crash_rate, self._seed, number, turn)
@@ -166,11 +192,11 @@ class Rounds(Outlasting):
         self._under_way.close(number, model, plan.after)
 
     def state(self) -> tuple[dict[int, State], dict[str, Any]]:
-        """The selection's, and what is under way."""
+        """The selection's, and what is under way: copied, for a part of the user's may go on writing into its own."""
         models, numbers = self._under_way.state()
-        return models, {**numbers, "selection": self._selection.state()}
+        return models, {**numbers, "selection": copy.deepcopy(self._selection.state())}
 
     def restore(self, models: dict[int, State], numbers: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._under_way.restore(models, numbers)
-        self._selection.restore(numbers["selection"])
+        self._selection.restore(copy.deepcopy(numbers["selection"]))
