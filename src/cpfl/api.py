@@ -259,9 +259,11 @@ def _go(
             if not folder.own_start(cohort).is_file():
                 files.save_tensors(folder.own_start(cohort), own.start, {"round": 0, "clock": 0.0})
         worker = making()
+        more: dict[str, Any] = {}
         if worker.name == "ray":
             _look_at(worker, folder, watcher)
-        folder.log(event, engine=worker.name, device=str(device))
+            more["workers_device"] = getattr(worker, "device", "")
+        folder.log(event, engine=worker.name, device=str(device), **more)
         summary = method.cpfl(problem, folder, worker, device, _Together(watcher, *tracking))
         folder.log("finished")
     finally:

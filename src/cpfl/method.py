@@ -61,7 +61,7 @@ def cpfl(problem: Problem, folder: RunFolder, engine: Engine, device: torch.devi
         "wall_seconds": round(training + time.perf_counter() - began, 3),
         "samples_per_second": round(sum(session.samples for session in sessions) / training, 1),
         "engine": engine.name,
-        "device": device.type,
+        "device": getattr(engine, "device", device.type),  # of the cohorts, where it is not the student's
     }
     files.write_json(folder.path / "summary.json", summary)  # exists only when all else does
     return summary

@@ -33,7 +33,10 @@ def engine(
     if name == "ray":
         from cpfl.engines.ray.engine import RayEngine  # only those who ask for it need Ray
 
-        return RayEngine(problem, place or Place(), workers, note)
+        on_ray = RayEngine(problem, place or Place(), workers, note)
+        if on_ray.device == "cuda" and device.type != "cuda":
+            note("the driver sees no GPU: cohorts train on GPUs, their judge and the student on this CPU")
+        return on_ray
     if not problem.others:
         return _engine(name, problem, device, note, workers)
     return GroupedEngine(problem, lambda own: _engine(name, own, device, note, workers))

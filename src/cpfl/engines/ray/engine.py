@@ -64,6 +64,11 @@ class RayEngine:
         """Let the workers go, and the cluster if it was begun for this engine."""
         self._end()
 
+    @property
+    def device(self) -> str:
+        """What cohorts train on; the driver may have another."""
+        return self.cluster.device
+
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
         try:
