@@ -132,8 +132,8 @@ def run(
     }
     chosen = experiment_file.with_settings(chosen, replaced)
     cluster = settled(cluster, device)
-    place = torch_device(cluster.device, engine)
     check_engine(engine, workers, cluster)
+    place = torch_device(cluster.device, engine)
     path = Path(out) if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)
     chosen = absolute(chosen)
@@ -176,8 +176,8 @@ def resume(
         return Run(folder.path)
     engine = engine or folder.engine() or "auto"  # the one it began with: another one differs by rounding
     cluster = settled(cluster, device)
-    place = torch_device(cluster.device, engine)
     check_engine(engine, workers, cluster)
+    place = torch_device(cluster.device, engine)
     looking = watcher or Silent()
     problem = reopen(folder, data, model, given_arrays(train, test, public), looking.on_note)
 
