@@ -12,6 +12,7 @@ from cpfl import models
 from cpfl.engines.base import Engine
 from cpfl.engines.grouped import GroupedEngine
 from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.mishaps import short_of_memory
 from cpfl.engines.ray import Place
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
@@ -68,12 +69,6 @@ def _engine(name: str, problem: Problem, device: torch.device, note: Callable[[s
         torch.compiler.reset()  # kernels that were being tried out hold what they were tried with
         gc.collect()  # what was begun refers to itself
         torch.cuda.empty_cache()
-
-
-def short_of_memory(error: Exception) -> bool:
-    """Whether that is what happened, maybe to the compiler, which says it in words of its own."""
-    within = getattr(error, "inner_exception", None)
-    return isinstance(error, torch.OutOfMemoryError) or isinstance(within, torch.OutOfMemoryError)
 
 
 def why_not_lanes(problem: Problem) -> str:

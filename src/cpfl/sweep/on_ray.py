@@ -95,7 +95,7 @@ class Hall:
         pulses.shutdown()
 
     def _begin(self, experiment: Experiment, path: Path, size: int, common: Mapping[str, Any], pulses: Queue) -> Any:
-        found, words = self._found, {"data": self._data}
+        found, words = self._found, dict[str, Any](data=self._data)
         if size > 1:  # the task is the run's driver and needs no slot itself
             words |= {"engine": "ray", "workers": size, "cluster": self._place}
             share = self.driver()
