@@ -51,3 +51,12 @@ def test_a_worker_keeps_to_its_share_of_the_memory(
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "3")  # the user's choice stays
     Worker("cuda", share)._settle_in()
     assert given == told
+
+
+def test_workers_of_a_node_share_its_cores_while_they_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from cpfl.engines.ray import worker
+
+    monkeypatch.setattr(worker, "cores", lambda: 16)
+    assert worker.compile_threads({"CPU": 16.0, "GPU": 1.0}, 0.5) == 8
+    assert worker.compile_threads({"CPU": 64.0, "GPU": 8.0}, 0.1) == 1

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -27,6 +27,7 @@ from cpfl.engines.workers.crew import cores, keep_memory
 from cpfl.errors import ClusterError, CpflError
 
 MOST = 64  # letters in one answer
+COMPILING = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 class Worker:
@@ -89,12 +90,10 @@ class Worker:
         """Workers that share a GPU or a node keep to their part of its memory and cores."""
         if self._gpu_share < 1:
             torch.cuda.set_per_process_memory_fraction(self._gpu_share)
-        if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-            import torch._inductor.config as compiler
-
+        if COMPILING not in os.environ:  # the compiler reads it as it is imported, in whichever thread
             here = ray.get_runtime_context().get_node_id()
-            nodes = [node["Resources"] for node in ray.nodes() if node["NodeID"] == here]
-            compiler.compile_threads = max(1, cores() // max(1, slots(nodes, self._gpu_share)))
+            node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)
+            os.environ[COMPILING] = str(compile_threads(node, self._gpu_share))
 
     def take(self, charges: Sequence[Charge]) -> None:
         """Train these cohorts too; those that are here already pause between rounds, and all go on together."""
@@ -172,3 +171,8 @@ class Worker:
         session.post, session.complete = self._letters.put, self._complete
         letters.put(charge, session)
         return session
+
+
+def compile_threads(node: Mapping[str, float], gpu_share: float) -> int:
+    """A worker's part of its node's cores, while all of them compile at once."""
+    return max(1, cores() // max(1, slots([node], gpu_share)))
