@@ -1,4 +1,4 @@
-"""What a GPU's trouble looks like, told from that of the work, and what a worker does with its share of one."""
+"""What a GPU's trouble looks like, told from that of the work."""
 
 from __future__ import annotations
 
@@ -36,27 +36,3 @@ def test_who_is_to_blame(error: Exception | None, short: bool, why: str) -> None
     assert short_of_memory(error) is short
     assert bool(device_failed(error)) is bool(why)
     assert device_failed(error).startswith(why)
-
-
-@pytest.mark.parametrize(("share", "told"), [(0.5, [0.5]), (1.0, [])])
-def test_a_worker_keeps_to_its_share_of_the_memory(
-    share: float, told: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("ray")
-    from cpfl.engines.ray.worker import Worker
-
-    given: list[float] = []
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", given.append)
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "3")  # the user's choice stays
-    Worker("cuda", share)._settle_in()
-    assert given == told
-
-
-def test_workers_of_a_node_share_its_cores_while_they_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    from cpfl.engines.ray import worker
-
-    monkeypatch.setattr(worker, "cores", lambda: 16)
-    assert worker.compile_threads({"CPU": 16.0, "GPU": 1.0}, 0.5) == 8
-    assert worker.compile_threads({"CPU": 64.0, "GPU": 8.0}, 0.1) == 1

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayError, RayTaskError
 from ray.util.queue import Empty, Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cpfl.engines.ray import cluster
 from cpfl.engines.ray.place import Place
+from cpfl.engines.ray.sharing import settle_in
 from cpfl.errors import ClusterError
 from cpfl.experiment import Experiment
 from cpfl.sweep import widths
@@ -36,7 +38,6 @@ class Hall:
         """Reach it and look at it: what is wrong is told before anything is written. So many workers at most, of all
         runs together; 0: all that fit."""
         self._place, self._ours = place, cluster.connect(place)
-        self._shared: Any = None
         self._drivers = 0
         try:
             self._found = cluster.look(place, cohorts=2**31, workers=workers, ours=self._ours)
@@ -77,13 +78,14 @@ class Hall:
         sizes = widths.slots(runs, self.slots)
         queue = widths.order(runs, sizes)
         pulses = Queue(actor_options={"num_cpus": 0})
+        shared = ray.put(dict(common))  # once for all runs: a user's own arrays may be in it
         free, running = self.slots, dict[Any, str]()
         while queue or running:
             for name in [name for name in queue if sizes[name] <= free]:
                 if sizes[name] <= free:
                     queue.remove(name)
                     free -= sizes[name]
-                    running[self._begin(*work[name], sizes[name], common, pulses)] = name
+                    running[self._begin(*work[name], sizes[name], shared, pulses)] = name
             ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
             for beat in _waiting(pulses):
                 pulse(beat)
@@ -94,7 +96,7 @@ class Hall:
             wait()
         pulses.shutdown()
 
-    def _begin(self, experiment: Experiment, path: Path, size: int, common: Mapping[str, Any], pulses: Queue) -> Any:
+    def _begin(self, experiment: Experiment, path: Path, size: int, common: Any, pulses: Queue) -> Any:
         found, words = self._found, dict[str, Any](data=self._data)
         if size > 1:  # the task is the run's driver and needs no slot itself
             words |= {"engine": "ray", "workers": size, "cluster": self._place}
@@ -105,13 +107,8 @@ class Hall:
             words |= {"engine": engine, "device": device, "workers": 1, "cluster": None}
             share = {"num_cpus": found.cpus, "num_gpus": found.gpus}
         begun = task(_run, share, bool(found.gpus))
-        return begun.remote(experiment, path.absolute(), self._common(common), words, pulses)
-
-    def _common(self, common: Mapping[str, Any]) -> Any:
-        """What all runs have in common, a user's own arrays perhaps: put into the object store once."""
-        if self._shared is None:
-            self._shared = ray.put(dict(common))
-        return self._shared
+        gpus = share.get("num_gpus", 0.0)
+        return begun.remote(experiment, path.absolute(), common, words, pulses, gpus)
 
     def driver(self) -> dict[str, Any]:
         """What a run's driver gets: no slot, but sight of the GPUs of a node that has some, for the student."""
@@ -132,9 +129,13 @@ def task(job: Callable[..., None], share: Mapping[str, Any], gpus: bool) -> Any:
     return ray.remote(**share, max_retries=AGAIN, max_calls=1 if gpus else 0)(job)
 
 
-def _run(experiment: Experiment, path: Path, common: dict[str, Any], words: dict[str, Any], pulses: Queue) -> None:
+def _run(
+    experiment: Experiment, path: Path, common: dict[str, Any], words: dict[str, Any], pulses: Queue, gpus: float
+) -> None:
     """A run, on some node."""
     words = {**common, **words}
+    if gpus and torch.cuda.is_available():  # else it is told that it has none
+        settle_in(gpus)
     tell = pulses.put
     tell(Pulse(path.name, 0, 0, experiment.cohorts, 0))
     run_or_resume(experiment, path, tell, **words)

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -18,16 +18,15 @@ from cpfl import models
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.mishaps import device_failed, short_of_memory
 from cpfl.engines.ray import letters
-from cpfl.engines.ray.cluster import slots
 from cpfl.engines.ray.fitness import Fitness, fitness, unlike
 from cpfl.engines.ray.letters import Charge, Letter, Trouble
 from cpfl.engines.ray.mirror import Mirror
+from cpfl.engines.ray.sharing import settle_in
 from cpfl.engines.ray.shipping import Shipped, unpacked
-from cpfl.engines.workers.crew import cores, keep_memory
+from cpfl.engines.workers.crew import keep_memory
 from cpfl.errors import ClusterError, CpflError
 
 MOST = 64  # letters in one answer
-COMPILING = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 class Worker:
@@ -64,7 +63,7 @@ class Worker:
                 "torch for them on all nodes, or choose --device cpu"
             )
         if self._device.type == "cuda":
-            self._settle_in()
+            settle_in(self._gpu_share)
         else:
             keep_memory()
         shipped: Shipped = ray.get(problems[0])
@@ -85,15 +84,6 @@ class Worker:
         threading.Thread(target=self._live, name="training", daemon=True).start()
         device = torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu"
         return {"worker": label, "node": node, "pid": os.getpid(), "device": device, "said": said}
-
-    def _settle_in(self) -> None:
-        """Workers that share a GPU or a node keep to their part of its memory and cores."""
-        if self._gpu_share < 1:
-            torch.cuda.set_per_process_memory_fraction(self._gpu_share)
-        if COMPILING not in os.environ:  # the compiler reads it as it is imported, in whichever thread
-            here = ray.get_runtime_context().get_node_id()
-            node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)
-            os.environ[COMPILING] = str(compile_threads(node, self._gpu_share))
 
     def take(self, charges: Sequence[Charge]) -> None:
         """Train these cohorts too; those that are here already pause between rounds, and all go on together."""
@@ -171,8 +161,3 @@ class Worker:
         session.post, session.complete = self._letters.put, self._complete
         letters.put(charge, session)
         return session
-
-
-def compile_threads(node: Mapping[str, float], gpu_share: float) -> int:
-    """A worker's part of its node's cores, while all of them compile at once."""
-    return max(1, cores() // max(1, slots([node], gpu_share)))
