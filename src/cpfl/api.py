@@ -132,8 +132,8 @@ def run(
     }
     chosen = experiment_file.with_settings(chosen, replaced)
     cluster = settled(cluster, device)
-    place = torch_device(cluster.device, engine)
     check_engine(engine, workers, cluster)
+    place = torch_device(cluster.device, engine)
     path = Path(out) if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)
     chosen = absolute(chosen)
@@ -176,8 +176,8 @@ def resume(
         return Run(folder.path)
     engine = engine or folder.engine() or "auto"  # the one it began with: another one differs by rounding
     cluster = settled(cluster, device)
-    place = torch_device(cluster.device, engine)
     check_engine(engine, workers, cluster)
+    place = torch_device(cluster.device, engine)
     looking = watcher or Silent()
     problem = reopen(folder, data, model, given_arrays(train, test, public), looking.on_note)
 
@@ -259,9 +259,11 @@ def _go(
             if not folder.own_start(cohort).is_file():
                 files.save_tensors(folder.own_start(cohort), own.start, {"round": 0, "clock": 0.0})
         worker = making()
+        more: dict[str, Any] = {}
         if worker.name == "ray":
             _look_at(worker, folder, watcher)
-        folder.log(event, engine=worker.name, device=str(device))
+            more["workers_device"] = getattr(worker, "device", "")
+        folder.log(event, engine=worker.name, device=str(device), **more)
         summary = method.cpfl(problem, folder, worker, device, _Together(watcher, *tracking))
         folder.log("finished")
     finally:

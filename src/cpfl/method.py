@@ -61,7 +61,7 @@ def cpfl(problem: Problem, folder: RunFolder, engine: Engine, device: torch.devi
         "wall_seconds": round(training + time.perf_counter() - began, 3),
         "samples_per_second": round(sum(session.samples for session in sessions) / training, 1),
         "engine": engine.name,
-        "device": device.type,
+        "device": getattr(engine, "device", device.type),  # of the cohorts, where it is not the student's
     }
     files.write_json(folder.path / "summary.json", summary)  # exists only when all else does
     return summary
@@ -82,11 +82,19 @@ def federate(
 ) -> float:
     """Train every cohort until it stops; the real seconds it took, in all stretches of the run that led here."""
     spent = 0.0
+    again: list[dict[str, int]] = []
     for session in sessions:
         restored = checkpoint.restore(folder, session)
         spent = max(spent, restored.wall_seconds)
         for damage in restored.damaged:
             watcher.on_note(f"{damage}; going on from round {session.round}")
+        if restored.again:
+            last = session.round + restored.again
+            again.append({"cohort": session.cohort, "first_round": session.round + 1, "last_round": last})
+    if again:
+        rounds = sum(one["last_round"] - one["first_round"] + 1 for one in again)
+        folder.log("run again", run_again=again)
+        watcher.on_note(f"closed after the last checkpoint and run again: {rounds} rounds of {len(again)} cohorts")
     watcher.on_start(sessions)
     began = time.perf_counter()
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import cpfl
+from cpfl.board import following
 from cpfl.board.board import Board
 from cpfl.board.following import Followed
 from cpfl.board.pace import Pace
@@ -21,6 +22,7 @@ from cpfl.experiment import Experiment
 from cpfl.report.reading import read
 from cpfl.report.trail import LONGEST, Trail
 from cpfl.runs import records
+from cpfl.runs.folder import RunFolder
 
 MOST = 1 << 20
 
@@ -271,3 +273,13 @@ def test_the_same_page_as_the_report(run: Path) -> None:
     drawn = {figure["id"]: figure["spec"] for figure in all_figures(watched._tree)}
     written = cpfl.report(run.parent)
     assert drawn == {figure["id"]: figure["spec"] for figure in all_figures(written.content)}
+
+
+def test_a_worker_that_died_is_no_second_start(unfinished: Path) -> None:
+    folder = RunFolder.open(unfinished)
+    (unfinished / "log.jsonl").unlink()
+    folder.log("started", engine="ray", device="cpu")
+    folder.log("worker died", worker="worker 0", run_again=[])
+    assert following._began(unfinished) is not None
+    folder.log("resumed", engine="ray", device="cpu")
+    assert following._began(unfinished) is None

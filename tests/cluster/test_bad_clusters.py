@@ -80,7 +80,11 @@ def refused(cluster: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Any:
         (["--engine", "workers", "--address", "auto"], "go with --engine ray, not with workers"),
         (["--engine", "ray", "--address", "ray://head:10001"], "is a Ray client's address: host:port"),
         (["--engine", "ray", "--address", "head"], "--address head is not an address: host:port"),
-        (["--engine", "ray", "--gpu-share", "1.5"], "--gpu-share 1.5 is not allowed: more than 0 and at most 1"),
+        (["--engine", "ray", "--gpu-share", "1.5"], "--gpu-share 1.5 is not allowed: at least 0.0001"),
+        (["--engine", "ray", "--gpu-share", "0.00005"], "--gpu-share 5e-05 is not allowed: at least 0.0001"),
+        (["--engine", "ray", "--gpu-share", "nan"], "--gpu-share nan is not allowed: at least 0.0001"),
+        (["--engine", "ray", "--device", "cuda:1"], "--device cuda:1 does not go with --engine ray: auto, cpu, cuda"),
+        (["--engine", "ray", "--device", "mps"], "--device mps does not go with --engine ray: auto, cpu, cuda"),
     ],
 )
 def test_what_needs_no_cluster_to_be_seen(cpfl_command: Command, tmp_path: Path, words: list[str], said: str) -> None:
@@ -98,6 +102,38 @@ def test_no_cluster_at_the_address(cpfl_command: Command, tmp_path: Path) -> Non
     (said,) = answer.err.strip().splitlines()
     assert f"there is no Ray cluster at --address 127.0.0.1:{port}" in said
     assert not (tmp_path / "run").exists()
+
+
+# Somebody who has reached the cluster already, and then names it, or another one.
+REACHED = """
+import sys
+import ray
+from cpfl.engines.ray import Place, cluster
+from cpfl.errors import ClusterError
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+port = sys.argv[1].partition(":")[2]
+for address in (sys.argv[1], f"localhost:{port}", "auto", "", f"192.0.2.1:{port}", "127.0.0.1:1"):
+    try:
+        print(address, cluster.connect(Place(address)))
+    except ClusterError as error:
+        print(error)
+"""
+
+
+@pytest.mark.cluster
+def test_another_cluster_than_the_one_in_use(cluster: Nodes) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REACHED, cluster.address],
+        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *same, elsewhere, nowhere = done.stdout.splitlines()
+    assert len(same) == 4
+    assert all(line.endswith(" False") for line in same)
+    in_use = f"this process uses the Ray cluster at {cluster.address} already, not --address "
+    assert elsewhere.startswith(f"{in_use}192.0.2.1:")
+    assert nowhere == f"{in_use}127.0.0.1:1: say that one"
 
 
 @pytest.mark.cluster

@@ -104,6 +104,7 @@ def test_the_driver_is_killed_and_resumed_and_a_worker_dies_while_teachers_label
     before = -1
     while before != (before := epochs.stat().st_size):
         time.sleep(1.5)
+    assert {worker["load"] for worker in workers(out) if worker["pid"] == victim} == {1.0}  # it is seen to label
     os.kill(victim, signal.SIGKILL)
     said = ended(process)
     same(out, plain(held))

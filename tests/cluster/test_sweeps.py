@@ -91,3 +91,41 @@ def test_the_cluster_is_let_go_whatever_happens(cluster: Nodes, tmp_path: Path) 
     assert len(no_gpus) == 2
     assert too_many.endswith("3 workers, each with a CPU, do not fit there; allowed: --workers 1 to 2 False")
     assert cannot_look == "cannot look False"
+
+
+# Which process does each of six runs that have a GPU, and which cards it and a run's driver see.
+CARDS = """
+import json, os, pathlib, sys
+import ray
+from cpfl.engines.ray import Place
+from cpfl.sweep import on_ray
+
+def look():
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+
+hall = on_ray.Hall(Place(sys.argv[1], 0.5), pathlib.Path(sys.argv[2]), None, 0)
+one = on_ray.task(look, {"num_cpus": 1, "num_gpus": 0.5}, True)
+runs = [ray.get(one.remote()) for _ in range(6)]
+drivers = [ray.get(on_ray.task(look, hall.driver(), True).remote()) for _ in range(2)]
+print(json.dumps([runs, drivers]))
+hall.close()
+"""
+
+
+@pytest.mark.cluster
+def test_runs_on_gpus_have_processes_of_their_own_and_their_drivers_see_the_cards(
+    cluster: Nodes, tmp_path: Path
+) -> None:
+    node = cluster.add(cpus=2, gpus=1)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", CARDS, cluster.address, tmp_path / "sweep"],
+            env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        runs, drivers = json.loads(done.stdout.splitlines()[-1])
+        assert len({pid for pid, _ in runs}) == 6
+        assert {cards for _, cards in runs} == {"0"}
+        assert [cards for _, cards in drivers] == ["all", "all"]
+    finally:
+        cluster.dismiss(node)

@@ -119,4 +119,4 @@ def test_a_superlink_is_restarted(fleet: Callable[..., Fleet], tmp_path: Path) -
         one, other = (load_file(path / "models" / name) for path in (simulated.path, out))
         assert all((one[key] - other[key]).abs().max() < 1e-5 for key in one)
     events = [json.loads(line)["event"] for line in (out / "log.jsonl").read_text().splitlines()]
-    assert events == ["started", "resumed", "finished"]
+    assert [event for event in events if event != "run again"] == ["started", "resumed", "finished"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,7 +43,7 @@ def mirrors(problem: Problem, sessions: list[Any], post: Callable[[Letter], None
     for session in sessions:
         mirror = problem.session(session.cohort, Mirror)
         assert isinstance(mirror, Mirror)
-        mirror.post = post
+        mirror.post, mirror.complete = post, True
         letters.put(letters.charge(session), mirror)
         found.append(mirror)
     return found
@@ -101,3 +102,22 @@ def test_one_that_returns_does_not_leave(problem: Problem) -> None:
     engine.federate([mirror], lambda session, closed: None)
     assert mirror.stopped == "max rounds"
     assert [type(letter) for letter in posted] == [Done] * 6
+
+
+def test_what_is_complete_is_fetched_beside_what_is_queued(problem: Problem) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    state = {name: value.to(device) for name, value in problem.start.items()}
+    state["counter"] = torch.tensor(3)  # some of it may be on the host
+    expected = letters.to_arrays(state)
+    letters.beside(state)  # memory that the host and the device share is there from now on
+    mark = None
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda._sleep(2_000_000_000)  # a second of work
+        mark = torch.cuda.Event()
+        mark.record()
+    found = letters.beside(state)
+    assert mark is None or not mark.query()  # nobody waited for it
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, expected[name])

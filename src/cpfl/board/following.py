@@ -16,6 +16,8 @@ from cpfl.report.reading import TROUBLE, RunFacts, read, trouble
 from cpfl.report.trail import Trail
 from cpfl.runs import records
 
+STARTS = ("started", "resumed")  # of what a run's log tells
+
 
 class Followed:
     """A run folder and how far it has been read."""
@@ -149,7 +151,7 @@ def _stamp(path: Path) -> _Stamp | None:
 def _began(path: Path) -> float | None:
     """When training began; None for a run that was resumed, of which the first part is not known."""
     try:
-        starts = [line["time"] for line in records.read(path / "log.jsonl") if line["event"] != "finished"]
+        starts = [line["time"] for line in records.read(path / "log.jsonl") if line["event"] in STARTS]
         return calendar.timegm(time.strptime(starts[0], "%Y-%m-%dT%H:%M:%SZ")) if len(starts) == 1 else None
     except (*TROUBLE, ValueError, OSError):  # it is only an estimate's beginning
         return None

@@ -124,6 +124,7 @@ class Join:
         self._settings = settings
         self._counts_NC: NDArray[np.int64] = problem.label_counts
         self._state = problem.start
+        models.choose_arithmetic(problem.experiment.precision)  # whoever drives a cluster has no engine that did
         self.numbers = Numbers(device, problem.experiment.precision)
         self._modules = teacher_modules(problem, range(len(problem.plan)), self.numbers)
 

@@ -55,6 +55,7 @@ class Labelling:
         from cpfl.distillation.views import Views  # which asks for shards itself
 
         view, first, last = piece
+        models.choose_arithmetic(problem.experiment.precision)
         numbers = Numbers(device, problem.experiment.precision)
         modules = teacher_modules(problem, self.cohorts, numbers)
         views = Views(

@@ -13,6 +13,7 @@ from cpfl.engines import room
 from cpfl.engines.base import Engine
 from cpfl.engines.grouped import GroupedEngine
 from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.mishaps import short_of_memory
 from cpfl.engines.ray import Place
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
@@ -34,7 +35,10 @@ def engine(
     if name == "ray":
         from cpfl.engines.ray.engine import RayEngine  # only those who ask for it need Ray
 
-        return RayEngine(problem, place or Place(), workers, note)
+        on_ray = RayEngine(problem, place or Place(), workers, note)
+        if on_ray.device == "cuda" and device.type != "cuda":
+            note("the driver sees no GPU: cohorts train on GPUs, their judge and the student on this CPU")
+        return on_ray
     if not problem.others:
         return _engine(name, problem, device, note, workers)
     return GroupedEngine(problem, lambda own: _engine(name, own, device, note, workers))
@@ -68,12 +72,6 @@ def _engine(name: str, problem: Problem, device: torch.device, note: Callable[[s
         torch.compiler.reset()  # kernels that were being tried out hold what they were tried with
         gc.collect()  # what was begun refers to itself
         torch.cuda.empty_cache()
-
-
-def short_of_memory(error: Exception) -> bool:
-    """Whether that is what happened, maybe to the compiler, which says it in words of its own."""
-    within = getattr(error, "inner_exception", None)
-    return isinstance(error, torch.OutOfMemoryError) or isinstance(within, torch.OutOfMemoryError)
 
 
 def why_not_lanes(problem: Problem) -> str:

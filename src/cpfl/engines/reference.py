@@ -33,6 +33,7 @@ class ReferenceEngine:
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         self._problem, self._device = problem, device
+        models.choose_arithmetic(problem.experiment.precision)
         self._x = torch.as_tensor(problem.data.train.x).to(device)
         self._y = torch.as_tensor(problem.data.train.y).to(device)
         self._module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype).to(

@@ -28,10 +28,12 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint knew beside the session: real seconds of training up to it; and what was found damaged."""
+    """What a checkpoint knew beside the session: real seconds of training up to it; what was found damaged; and how
+    many rounds had been written down since, which are run again."""
 
     wall_seconds: float
     damaged: list[str]
+    again: int
 
 
 def of(session: Session, wall_seconds: float) -> Checkpoint:
@@ -76,10 +78,9 @@ def restore(folder: RunFolder, session: Session) -> Restored:
             kind, _, key = name.partition("/")
             states.setdefault(kind, {})[key] = value
         session.restore(states, numbers)  # type: ignore[arg-type]
-        records.cut(folder.rounds(session.cohort), numbers["records_size"])
-        return Restored(numbers.get("wall_seconds", 0.0), damaged)
-    records.cut(folder.rounds(session.cohort), 0)
-    return Restored(0.0, damaged)
+        again = records.cut(folder.rounds(session.cohort), numbers["records_size"])
+        return Restored(numbers.get("wall_seconds", 0.0), damaged, again)
+    return Restored(0.0, damaged, records.cut(folder.rounds(session.cohort), 0))
 
 
 def _paths(folder: RunFolder, cohort: int) -> list[Path]:

@@ -12,7 +12,7 @@ clients.json        what the global model is worth to each client
 summary.json        the outcome; exists when the run is finished
 distillations/      later distillations of the same run
 workers.json        engine ray: the workers, their cohorts and load, as they were last
-log.jsonl           starts, resumes and the machine they ran on
+log.jsonl           starts, resumes and the machine they ran on; what was run again
 """
 
 from __future__ import annotations

@@ -56,8 +56,13 @@ def check(path: Path, size: int, lines: int) -> None:
         raise DamagedError(f"{path} is damaged: it is shorter than its checkpoint says")
 
 
-def cut(path: Path, size: int) -> None:
-    """Forget what was appended after a checkpoint: it is done again, equally."""
+def cut(path: Path, size: int) -> int:
+    """Forget what was appended after a checkpoint: it is done again, equally. How many lines it were."""
     with explained(path):
-        if path.exists():
-            os.truncate(path, size)
+        if not path.exists():
+            return 0
+        with path.open("rb") as file:
+            file.seek(size)
+            lines = file.read().count(b"\n")
+        os.truncate(path, size)
+        return lines

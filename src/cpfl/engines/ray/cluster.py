@@ -7,6 +7,7 @@ on a node, a folder that a node does not see.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import signal
@@ -50,6 +51,7 @@ def connect(place: Place) -> bool:
     """Reach the cluster; whether it is one that was begun just now."""
     quiet()
     if ray.is_initialized():
+        _check_address(place.address)
         return False
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not place.address:
@@ -72,6 +74,27 @@ def connect(place: Place) -> bool:
     return True
 
 
+def _check_address(address: str) -> None:
+    """Whoever has reached a cluster already uses that one; it must be the one that is asked for."""
+    if address in ("", "auto") or ray.get_runtime_context().get_task_id() is not None:  # a task is where it is
+        return
+    there = ray.get_runtime_context().gcs_address
+    (host, _, port), (own, _, own_port) = address.rpartition(":"), there.rpartition(":")
+    if port != own_port or not _machines(host) & _machines(own):
+        raise ClusterError(
+            f"this process uses the Ray cluster at {there} already, not --address {address}: say that one"
+        )
+
+
+def _machines(host: str) -> set[str]:
+    """The addresses of a name; this machine's own, by whichever it is called."""
+    with contextlib.suppress(OSError):
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host.strip("[]"), None)}
+        here = ray.util.get_node_ip_address()
+        return found | {here} if any(ipaddress.ip_address(one).is_loopback for one in found) else found
+    return {host}
+
+
 def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
     """How many workers there will be, after every node was found fit."""
     _check_code()
@@ -81,7 +104,7 @@ def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
     there = ray.cluster_resources()  # after the nodes were asked: one that was lost a moment ago is known to be by now
     gpus = there.get("GPU", 0.0)
     where = f"the Ray cluster at {place.address}" if place.address else "this machine"
-    if place.device.startswith("cuda") and not gpus:
+    if place.device == "cuda" and not gpus:
         raise ClusterError(f"--device cuda asks for GPUs, and {where} has none that Ray knows of")
     on_gpus = bool(gpus) and place.device != "cpu"
     nodes = [node for node in ray.nodes() if node["Alive"]]

@@ -16,8 +16,9 @@ import ray
 from ray.exceptions import RayTaskError
 
 from cpfl.engines.base import OnRound
+from cpfl.engines.mishaps import device_failed
 from cpfl.engines.ray import cluster, letters, packing, shipping
-from cpfl.engines.ray.hands import DEATHS, Hand, Hands, raised
+from cpfl.engines.ray.hands import DEATHS, ROOM_SECONDS, Hand, Hands, raised
 from cpfl.engines.ray.letters import Done, Left, Letter, Trouble
 from cpfl.engines.ray.place import Place
 from cpfl.errors import ClusterError
@@ -28,9 +29,8 @@ from cpfl.problem import Problem
 Note = Callable[[str], None]
 R = TypeVar("R")
 LISTEN_SECONDS = 1.0
-ALONE_SECONDS = 120.0  # without any worker, after which the run ends: it can be resumed
 NOBODY_CAME = (
-    f"no worker of the Ray cluster is left, and none came in {ALONE_SECONDS:.0f} s: resume the run when there are some"
+    f"no worker of the Ray cluster is left, and none came in {ROOM_SECONDS:.0f} s: resume the run when there are some"
 )
 VAIN = 3  # deaths in a row of a cohort's workers without a round in between, or of those with a part of the targets
 
@@ -45,6 +45,7 @@ class RayEngine:
         self._problem, self._note = problem, note
         self.on_event: Callable[..., None] = lambda event, **facts: None  # worth a line in the run's log
         self.on_load: Callable[[dict[str, Any]], None] = lambda load: None  # about every second
+        self.moved = 0  # cohorts that a free worker has taken over
         shipped = shipping.packed(problem, place.node_data)
         ours = cluster.connect(place)
         try:
@@ -63,6 +64,11 @@ class RayEngine:
     def close(self) -> None:
         """Let the workers go, and the cluster if it was begun for this engine."""
         self._end()
+
+    @property
+    def device(self) -> str:
+        """What cohorts train on; the driver may have another."""
+        return self.cluster.device
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
@@ -88,10 +94,16 @@ class RayEngine:
             coming = {k: hand.actor.apply.remote(job, shared, pieces[k]) for k, hand in asked.items()}
             lost: dict[Hand, list[Any]] = {}
             for k, answer in coming.items():
+                while not ray.wait([answer], timeout=LISTEN_SECONDS)[0]:
+                    self._tell_labelling({hand for at, hand in asked.items() if at not in answers})
                 try:
                     answers[k] = ray.get(answer)
                 except RayTaskError as error:
-                    raise raised(error) from None
+                    asked[k].trouble = device_failed(error.cause)
+                    if not asked[k].trouble:
+                        raise raised(error) from None
+                    lost.setdefault(asked[k], []).append(pieces[k])
+                    deaths[k] += 1
                 except DEATHS:
                     lost.setdefault(asked[k], []).append(pieces[k])
                     deaths[k] += 1
@@ -104,18 +116,28 @@ class RayEngine:
                 for hand, why in self._hands.wait_for_death(dead):
                     again = [{"piece": piece} for piece in lost.get(hand, [])]
                     self.bury(hand, why, again, f"{len(again)} of {len(pieces)} parts of the targets")
+        self._tell_labelling(set())
         return [answers[k] for k in range(len(pieces))]
+
+    def tell(self, rows: list[dict[str, Any]]) -> None:
+        """Who does what, for those who look on."""
+        self.on_load({"workers": rows, "moved": self.moved, "dashboard": self.cluster.dashboard})
+
+    def _tell_labelling(self, busy: set[Hand]) -> None:
+        self.tell([hand.row(float(hand in busy), 0.0) for hand in self._hands.ready])
 
     def _there(self) -> list[Hand]:
         """Workers that can be given work, waited for if there is none."""
-        end = time.monotonic() + ALONE_SECONDS
+        end = time.monotonic() + ROOM_SECONDS
         while True:
             _, dead = self._hands.hear(0.0 if self._hands.ready else LISTEN_SECONDS)
             for hand, why in dead:
                 self.bury(hand, why, [], "nothing")
             if self._hands.ready:
                 return self._hands.ready
-            if time.monotonic() > end:
+            if self._hands.coming:
+                end = time.monotonic() + ROOM_SECONDS
+            elif time.monotonic() > end:
                 raise ClusterError(NOBODY_CAME)
 
     def bury(self, hand: Hand, why: str, again: list[dict[str, Any]], told: str) -> None:
@@ -155,7 +177,6 @@ class Federation:
         self._deaths = dict.fromkeys(self._going, 0)
         self._told = 0.0
         self._alone = time.monotonic()
-        self._moved = 0  # cohorts that a free worker has taken over
 
     def work(self) -> None:
         """Until every session is idle."""
@@ -177,9 +198,9 @@ class Federation:
     def _place(self) -> None:
         """Give cohorts that nobody has to workers: free ones first, else beside what they have."""
         hands = self._hands.ready
-        if hands:
+        if self._hands.coming:
             self._alone = time.monotonic()
-        elif time.monotonic() - self._alone > ALONE_SECONDS:
+        elif time.monotonic() - self._alone > ROOM_SECONDS:
             raise ClusterError(NOBODY_CAME)
         if not hands or not self._waiting:
             return
@@ -192,6 +213,9 @@ class Federation:
         self._waiting.clear()
 
     def _read(self, hand: Hand, letter: Letter) -> None:
+        if isinstance(letter, Trouble) and letter.device:
+            self._hands.dismiss(hand, letter.device)
+            return
         if isinstance(letter, Trouble):
             raise letter.error or RuntimeError(f"a worker failed:\n{letter.story}")
         if letter.cohort not in hand.cohorts:
@@ -199,7 +223,7 @@ class Federation:
         if isinstance(letter, Left):
             self._release(hand, letter.cohort)
             self._waiting.add(letter.cohort)
-            self._moved += 1
+            self._engine.moved += 1
             return
         session = self._going[letter.cohort]
         if letter.round == session.round + 1:
@@ -251,16 +275,8 @@ class Federation:
         if now - self._told < seconds:
             return
         self._told = now
-        rows = [
-            {
-                **{key: hand.facts.get(key) for key in ("worker", "node", "pid", "device")},
-                "cohorts": sorted(hand.cohorts),
-                "load": round(hand.busy, 3) if self._going else 0.0,  # what it was a moment ago is over
-                "samples_per_second": round(hand.pace(), 1) if self._going else 0.0,
-            }
-            for hand in self._hands.ready
-        ]
-        self._engine.on_load({"workers": rows, "moved": self._moved, "dashboard": self._engine.cluster.dashboard})
+        on = bool(self._going)  # else what it was a moment ago is over
+        self._engine.tell([hand.row(on * hand.busy, on * hand.pace()) for hand in self._hands.ready])
 
 
 def _samples_a_round(problem: Problem, cohort: int) -> float:

@@ -26,7 +26,7 @@ from cpfl.engines.ray.worker import Worker
 from cpfl.errors import ClusterError, CpflError
 
 WAIT_SECONDS = 1.0  # that a worker waits for something to tell
-FIRST_SECONDS = 300.0  # for the first worker to be there: others may hold what it needs
+ROOM_SECONDS = 300.0  # for a worker to find room, the first as well as another: others may hold what it needs
 THREADS = 4  # of an actor: one answers with letters, the others take orders
 PACE_SECONDS = 10.0  # over which a worker's speed is taken
 TRIES = 3  # to fill a worker's place, after which the others go on without it
@@ -42,9 +42,12 @@ class Hand:
 
     number: int
     actor: Any
-    opening: Any  # the answer to its opening, until it is there
+    arriving: Any  # the answer to whether it has found room
+    opening: Any  # the answer to its opening
     tries: int = 1  # to fill its place, this one included
     bereft: bool = False  # it died with its node, which the cluster had not known to be lost
+    arrived: bool = False  # it has room, and opens the problem, which may take long where much is compiled
+    trouble: str = ""  # what its GPU said before it was let go
     facts: dict[str, Any] = field(default_factory=dict)
     cohorts: set[int] = field(default_factory=set)  # that it has been given
     leaving: set[int] = field(default_factory=set)  # of those, the ones that it was asked to give up
@@ -67,6 +70,16 @@ class Hand:
             self.trained.popleft()
         return sum(samples for _, samples in self.trained) / PACE_SECONDS
 
+    def row(self, load: float, pace: float) -> dict[str, Any]:
+        """For those who look on."""
+        known = {key: self.facts.get(key) for key in ("worker", "node", "pid", "device")}
+        return {
+            **known,
+            "cohorts": sorted(self.cohorts),
+            "load": round(load, 3),
+            "samples_per_second": round(pace, 1),
+        }
+
 
 class Hands:
     """All workers of a run."""
@@ -81,10 +94,14 @@ class Hands:
         """Make them and wait until all that fit are there; their first trouble is told before anything is written."""
         for _ in range(self._cluster.workers):
             self.make()
-        waiting = [hand.opening for hand in self.there]
-        ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=FIRST_SECONDS)
-        for opening in ready:
+        places = {hand.arriving: hand for hand in self.there}
+        _, late = ray.wait(list(places), num_returns=len(places), timeout=ROOM_SECONDS)
+        waiting = [hand.opening for hand in self.there if hand.arriving not in late]
+        while waiting:
+            (opening,), waiting = ray.wait(waiting, num_returns=1)
             hand = self._asked.pop(opening)
+            self._asked.pop(hand.arriving)
+            hand.arrived = True
             try:
                 hand.facts = ray.get(opening)
                 self._listen(hand)
@@ -95,19 +112,24 @@ class Hands:
                 raise ClusterError(f"a worker of the Ray cluster does not start: {last}") from None
         if late:
             raise ClusterError(
-                f"{len(late)} of {len(waiting)} workers found no room on the Ray cluster in {FIRST_SECONDS:.0f} s, "
+                f"{len(late)} of {len(places)} workers found no room on the Ray cluster in {ROOM_SECONDS:.0f} s, "
                 "which others may use: wait, or ask for fewer --workers"
             )
 
     def make(self, tries: int = 1) -> Hand:
         """One more, as soon as the cluster has room for it."""
         share = {"num_cpus": self._cluster.cpus, "num_gpus": self._cluster.gpus}
-        actor = ray.remote(Worker).options(**share, max_concurrency=THREADS).remote(self._cluster.device)
+        actor = (
+            ray.remote(Worker)
+            .options(**share, max_concurrency=THREADS)
+            .remote(self._cluster.device, self._cluster.gpus)
+        )
+        arriving = actor.there.remote()
         opening = actor.open.remote([self._problem], f"worker {self._made}", self._here)
-        hand = Hand(self._made, actor, opening, tries)
+        hand = Hand(self._made, actor, arriving, opening, tries)
         self._made += 1
         self.there.append(hand)
-        self._asked[opening] = hand
+        self._asked[arriving] = self._asked[opening] = hand
         return hand
 
     def replace(self, dead: Hand, why: str) -> str:
@@ -125,6 +147,11 @@ class Hands:
         """Those that can be given work."""
         return [hand for hand in self.there if hand.ready]
 
+    @property
+    def coming(self) -> bool:
+        """Whether somebody can be given work, or soon."""
+        return any(hand.arrived for hand in self.there)
+
     def hear(self, seconds: float) -> tuple[list[tuple[Hand, list[Letter]]], list[tuple[Hand, str]]]:
         """Letters of those that had something to tell, and who was found dead, and why."""
         heard: list[tuple[Hand, list[Letter]]] = []
@@ -134,6 +161,8 @@ class Hands:
             answers, _ = ray.wait(list(self._asked), num_returns=1, timeout=seconds)
         for answer in answers:
             hand = self._asked.pop(answer)
+            if hand not in self.there:  # another answer of the same worker has told of its death
+                continue
             try:
                 found = ray.get(answer)
             except RayTaskError as error:
@@ -146,9 +175,12 @@ class Hands:
             except DEATHS as error:
                 self._lose(hand)
                 hand.bereft = WITH_ITS_NODE in str(error)
-                dead.append((hand, _line(error)))
+                dead.append((hand, hand.trouble or _line(error)))
                 continue
-            if answer is hand.opening:
+            if answer == hand.arriving:
+                hand.arrived = True
+                continue
+            if answer == hand.opening:
                 hand.facts = found
             else:
                 letters, hand.busy = found
@@ -164,6 +196,11 @@ class Hands:
         while hand in self.there:
             dead += self.hear(WAIT_SECONDS)[1]
         return dead
+
+    def dismiss(self, hand: Hand, why: str) -> None:
+        """Its GPU fails it: it is found dead in a moment, and another takes its place."""
+        hand.trouble = why
+        ray.kill(hand.actor)
 
     def _lose(self, hand: Hand) -> None:
         self.there.remove(hand)

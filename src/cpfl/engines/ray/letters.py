@@ -4,14 +4,17 @@ Models travel as arrays.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from cpfl.federation.memory import Memory
 from cpfl.federation.session import Outcome, Session
-from cpfl.models import from_arrays, to_arrays
+from cpfl.models import State, from_arrays, to_arrays
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -49,6 +52,7 @@ class Trouble:
 
     error: Exception | None  # a user's mistake, as it was raised
     story: str  # else the whole story
+    device: str = ""  # what its GPU said, if that is to blame: others may do the work
 
 
 Letter = Done | Left | Trouble
@@ -65,14 +69,41 @@ def put(charged: Charge, session: Session) -> None:
     session.restore({kind: from_arrays(state) for kind, state in charged.states.items()}, charged.numbers)
 
 
-def done(cohort: int, round: int, outcome: Outcome) -> Done:
-    """For the way back."""
-    memory = outcome.memory
+def done(cohort: int, round: int, outcome: Outcome, complete: bool = False) -> Done:
+    """For the way back. `complete`: the device has made the cohort's model and rows, whatever else it has to do; rows
+    of clients, which engines copy before they hand them out, are fetched in turn."""
+    memory, fetched = outcome.memory, to_arrays
+    if complete:
+        fetched = beside
     kept = (
-        {name: to_arrays(state) for name, state in memory.cohort.items()},
+        {name: fetched(state) for name, state in memory.cohort.items()},
         {client: to_arrays(state) for client, state in memory.clients.items()},
     )
-    return Done(cohort, round, replace(outcome, model={}, memory=Memory()), to_arrays(outcome.model), kept)
+    return Done(cohort, round, replace(outcome, model={}, memory=Memory()), fetched(outcome.model), kept)
+
+
+def beside(state: State) -> Arrays:
+    """`to_arrays` for what a GPU has made already: copied while it goes on with the steps that are queued, where a copy
+    in turn would wait for all of them."""
+    devices = {value.device for value in state.values() if value.is_cuda}
+    if len(devices) != 1:
+        return to_arrays(state)
+    side = _stream(devices.pop())
+    with torch.cuda.stream(side):
+        here = {name: _pinned(value) for name, value in state.items()}
+    side.synchronize()
+    return to_arrays(here)
+
+
+def _pinned(value: Tensor) -> Tensor:
+    if not value.is_cuda:
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value.detach(), non_blocking=True)
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def outcome(letter: Done) -> Outcome:

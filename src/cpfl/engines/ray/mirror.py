@@ -15,6 +15,7 @@ class Mirror(Session):
     """Closes rounds as the driver's session will when it hears of them."""
 
     post: Callable[[Letter], None]
+    complete = False  # the engine tells of models when the device has made them, not before
     leaving = False  # asked to end with the round that is open
     returning = False  # and to go on with others on the same worker
     gone = False  # the driver knows that it has left
@@ -22,7 +23,7 @@ class Mirror(Session):
     def close_round(self, outcome: Outcome) -> Closed:
         """Tell the driver; one that is asked to leave stops, which every engine heeds."""
         closed = super().close_round(outcome)
-        self.post(letters.done(self.cohort, self.round, outcome))
+        self.post(letters.done(self.cohort, self.round, outcome, self.complete))
         if self.leaving and not self.idle:
             self.stopped = GIVEN_UP
             self._tell()

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from cpfl.errors import SettingError
 
 ADDRESSES = "host:port of a running head, auto for the cluster of this machine, or none for a cluster of its own"
+SMALLEST = 0.0001  # of a GPU: Ray counts in ten-thousandths
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,15 @@ def check(engine: str, place: Place) -> None:
         return
     if importlib.util.find_spec("ray") is None:
         raise SettingError("--engine ray needs Ray, which is not installed: pip install 'cpfl[ray]'")
-    if not 0 < place.gpu_share <= 1:
-        raise SettingError(f"--gpu-share {place.gpu_share:g} is not allowed: more than 0 and at most 1")
+    if not SMALLEST <= place.gpu_share <= 1:
+        raise SettingError(
+            f"--gpu-share {place.gpu_share:g} is not allowed: at least {SMALLEST:g}, Ray's smallest part, and at most 1"
+        )
+    if place.device not in DEVICES:
+        raise SettingError(
+            f"--device {place.device} does not go with --engine ray: {', '.join(DEVICES)}; which of a node's GPUs a "
+            "worker gets is Ray's to say"
+        )
     if place.address.startswith("ray://"):
         raise SettingError(f"--address {place.address} is a Ray client's address: {ADDRESSES}")
     if place.address not in ("", "auto") and not place.address.rpartition(":")[2].isdigit():

@@ -1,7 +1,8 @@
 """How a problem reaches the workers: through Ray's object store, once for each node, or from a folder that they see.
 
 Arrays in the object store are memory that all workers of a node share; so are decoded images of a folder, which are
-memory-mapped. Either way a node holds the data once.
+memory-mapped. But what an experiment makes of the images of a folder, each worker makes for itself: a training or
+public set that a limit cuts, a test set that is held out, public images that are cropped or resized to fit.
 """
 
 from __future__ import annotations

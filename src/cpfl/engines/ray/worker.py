@@ -15,10 +15,13 @@ import ray
 import torch
 
 from cpfl import models
+from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.mishaps import device_failed, short_of_memory
 from cpfl.engines.ray import letters
 from cpfl.engines.ray.fitness import Fitness, fitness, unlike
 from cpfl.engines.ray.letters import Charge, Letter, Trouble
 from cpfl.engines.ray.mirror import Mirror
+from cpfl.engines.ray.sharing import settle_in
 from cpfl.engines.ray.shipping import Shipped, unpacked
 from cpfl.engines.workers.crew import keep_memory
 from cpfl.errors import ClusterError, CpflError
@@ -29,15 +32,19 @@ MOST = 64  # letters in one answer
 class Worker:
     """An actor of Ray. One thread trains; the others answer calls."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, gpu_share: float = 1.0) -> None:
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # we never write
         torch.set_num_threads(1)
         self._device = torch.device(device)  # a GPU that is not ours need not be hidden, one that is ours is alone
+        self._gpu_share = gpu_share
         self._letters: queue.Queue[Letter] = queue.Queue()
         self._changed = threading.Condition()
         self._sessions: dict[int, Mirror] = {}
         self._new: list[Charge] = []
         self._busy, self._since, self._training = 0.0, time.monotonic(), False
+
+    def there(self) -> None:
+        """Answers as soon as this worker has found room."""
 
     def open(self, problems: list[Any], label: str, here: Fitness) -> dict[str, Any]:
         """Take the one problem, in the object store, and make an engine for it. Where and what this worker is.
@@ -55,13 +62,25 @@ class Worker:
                 f"node {node} of the Ray cluster has GPUs that torch {torch.__version__} cannot use there: install a "
                 "torch for them on all nodes, or choose --device cpu"
             )
+        if self._device.type == "cuda":
+            settle_in(self._gpu_share)
+        else:
+            keep_memory()
         shipped: Shipped = ray.get(problems[0])
         self._problem = problem = unpacked(shipped)
-        if self._device.type == "cpu":
-            keep_memory()
         name = "lanes" if self._device.type == "cuda" else "workers"
         said: list[str] = []
-        self._engine = choice.engine(name, problem, self._device, said.append, 1)
+        try:
+            self._engine = choice.engine(name, problem, self._device, said.append, 1)
+        except Exception as error:
+            if not short_of_memory(error):
+                raise
+            raise ClusterError(
+                f"{self._gpu_share:g} of a GPU of node {node} has too little memory for this experiment: give a larger "
+                "--gpu-share, so that fewer workers share a GPU"
+            ) from None
+        # A lane's models are complete when it tells of them; another engine's may still be under way on the device.
+        self._complete = isinstance(self._engine, LaneEngine) and self._device.type == "cuda"
         threading.Thread(target=self._live, name="training", daemon=True).start()
         device = torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu"
         return {"worker": label, "node": node, "pid": os.getpid(), "device": device, "said": said}
@@ -120,8 +139,8 @@ class Worker:
                     self._engine.federate(sessions, lambda session, closed: None)
             except CpflError as error:
                 self._letters.put(Trouble(error, ""))
-            except BaseException:
-                self._letters.put(Trouble(None, traceback.format_exc()))
+            except BaseException as error:
+                self._letters.put(Trouble(None, traceback.format_exc(), device_failed(error)))
             with self._changed:
                 self._training = False
                 self._busy += time.monotonic() - max(self._began, self._since)
@@ -139,6 +158,6 @@ class Worker:
     def _session(self, charge: Charge) -> Mirror:
         session = self._problem.session(charge.cohort, Mirror)
         assert isinstance(session, Mirror)
-        session.post = self._letters.put
+        session.post, session.complete = self._letters.put, self._complete
         letters.put(charge, session)
         return session

@@ -1,0 +1,56 @@
+"""Whoever computes chooses the arithmetic that the experiment asks for: torch's own choice is TF32 in convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from cpfl import experiment_file
+from cpfl.data.federated import Given
+from cpfl.distillation.judges import JUDGES
+from cpfl.distillation.shards import Labelling
+from cpfl.engines.reference import ReferenceEngine
+from cpfl.models import to_arrays
+from cpfl.problem import Problem, prepare
+
+CPU = torch.device("cpu")
+
+
+def label(problem: Problem) -> None:
+    labelling = Labelling([0], np.ones((1, problem.data.classes)), problem.experiment.distillation)
+    labelling(problem, CPU, lambda: iter([to_arrays(problem.start)]), (0, 0, 10))
+
+
+CASES: dict[str, Callable[[Problem], object]] = {
+    "the plain engine": lambda problem: ReferenceEngine(problem, CPU),
+    "a worker that labels": label,
+    **{
+        f"the judge {name}": lambda problem, judge=judge: judge(problem, problem.experiment.distillation, CPU)  # type: ignore[misc]
+        for name, judge in JUDGES.items()
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    flags = [(torch.backends.cudnn, "allow_tf32"), (torch.backends.cuda.matmul, "allow_tf32")]
+    before = [getattr(*flag) for flag in flags]
+    benchmark = torch.backends.cudnn.benchmark
+    yield
+    torch.backends.cudnn.benchmark = benchmark
+    for (owner, name), value in zip(flags, before, strict=True):
+        setattr(owner, name, value)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("precision", "tf32"), [("float32", False), ("tf32", True)])
+def test_the_arithmetic_is_what_was_asked_for(case: str, precision: str, tf32: bool) -> None:
+    changes = {"clients": 4, "cohorts": 2, "precision": precision, "stopping.rule": "joint"}
+    problem = prepare(experiment_file.with_settings(experiment_file.load("digits", []), changes), [], Given())
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not tf32
+    CASES[case](problem)
+    assert torch.backends.cudnn.allow_tf32 is tf32
+    assert torch.backends.cuda.matmul.allow_tf32 is tf32
