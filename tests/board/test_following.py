@@ -275,11 +275,12 @@ def test_the_same_page_as_the_report(run: Path) -> None:
     assert drawn == {figure["id"]: figure["spec"] for figure in all_figures(written.content)}
 
 
-def test_a_worker_that_died_is_no_second_start(unfinished: Path) -> None:
-    folder = RunFolder.open(unfinished)
-    (unfinished / "log.jsonl").unlink()
+def test_a_worker_that_died_is_no_second_start(unfinished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(unfinished, tmp_path / "run"))
+    folder = RunFolder.open(run)
+    (run / "log.jsonl").unlink()
     folder.log("started", engine="ray", device="cpu")
     folder.log("worker died", worker="worker 0", run_again=[])
-    assert following._began(unfinished) is not None
+    assert following._began(run) is not None
     folder.log("resumed", engine="ray", device="cpu")
-    assert following._began(unfinished) is None
+    assert following._began(run) is None
