@@ -131,6 +131,25 @@ def check(module: nn.Module, x: Tensor, classes: int) -> None:
         raise ModelError(
             f"the model answers a sample with {got}, the data needs ({classes},): one logit for each class"
         )
+    if not trained(module):
+        raise ModelError("the model has no parameter that is to be trained: it has none, or all are frozen")
+
+
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are to be trained, by name: the others are frozen."""
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+
+
+def looks_at_batches(module: nn.Module, x: Tensor) -> bool:
+    """Whether what it says of a sample hangs on the others of its batch, as it does with BatchNorm."""
+    half = max(1, len(x) // 2)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            whole, part = module(x)[:half], module(x[:half])
+    except ValueError:  # BatchNorm in training wants more than one sample
+        return True
+    rounding = 1e-4 * whole.nan_to_num().abs().max().item()  # batches of another size round in another way
+    return not torch.allclose(whole, part, rtol=0, atol=rounding, equal_nan=True)
 
 
 def state_of(module: nn.Module) -> State:

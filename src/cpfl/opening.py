@@ -195,6 +195,8 @@ def torch_device(name: str, engine: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # graphs are captured on the current GPU
     except (RuntimeError, AssertionError) as error:
         raise SettingError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from None
     return device

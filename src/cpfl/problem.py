@@ -159,9 +159,9 @@ def own_factory(model: OwnModel) -> ModelFactory:
 
     def rebuild() -> nn.Module:
         module = copy.deepcopy(model)
-        for part in module.modules():  # a fresh start, not the given weights
+        for part in module.modules():  # a fresh start, not the given weights; what is frozen is meant as it is
             reset = getattr(part, "reset_parameters", None)
-            if callable(reset):
+            if callable(reset) and all(value.requires_grad for value in part.parameters()):
                 reset()
         return module
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -17,9 +19,10 @@ import cpfl
 from cpfl import experiment_file
 from cpfl.data.federated import Given
 from cpfl.engines import choice
-from cpfl.engines.lanes import LaneEngine, judging, shift
+from cpfl.engines.lanes import LaneEngine, judging, shift, step
 from cpfl.engines.lanes.engine import alone, steps_of_all
 from cpfl.engines.lanes.stack import Layout
+from cpfl.engines.lanes.step import Bench, Lanes
 from cpfl.federation.session import Closed, Session
 from cpfl.method import plan
 from cpfl.problem import Problem, prepare
@@ -146,10 +149,26 @@ class Noted:
         self.notes.append(text)
 
 
+class Centred(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+class Wavering(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
 @pytest.mark.parametrize(
     ("layer", "word"),
-    [(nn.Dropout(0.2), "draws random numbers"), (nn.BatchNorm1d(64), "")],
-    ids=["dropout", "batch norm"],
+    [
+        (nn.Dropout(0.2), "it draws random numbers of its own"),
+        (nn.BatchNorm1d(64), "BatchNorm1d looks at a batch as a whole"),
+        (nn.BatchNorm1d(64, track_running_stats=False), "BatchNorm1d looks at a batch as a whole"),
+        (Centred(), "it looks at a batch as a whole"),
+        (Wavering(), "data-dependent control flow"),
+    ],
+    ids=["dropout", "batch norm", "of this batch alone", "own statistics", "control flow"],
 )
 def test_models_that_cannot_train_in_lanes(layer: nn.Module, word: str, tmp_path: Path) -> None:
     """They are told so once, and run on the reference engine."""
@@ -157,7 +176,7 @@ def test_models_that_cannot_train_in_lanes(layer: nn.Module, word: str, tmp_path
     model = nn.Sequential(nn.Flatten(), layer, nn.Linear(64, 10))
     run = cpfl.run(
         "digits", model=model, out=tmp_path / "run", engine="lanes", watcher=watcher,
-        settings={"max_rounds": 2, "distillation.epochs": 1, "federation.batch_size": 500},
+        settings={"clients": 4, "max_rounds": 2, "distillation.epochs": 1, "federation.batch_size": 500},
     )  # fmt: skip
     told = [note for note in watcher.notes if "cannot train in lanes" in note]
     assert len(told) == 1
@@ -197,6 +216,53 @@ def test_a_move_to_few_lanes_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
             assert ours[key] == (pytest.approx(value, rel=0, abs=1e-9) if isinstance(value, float) else value), key
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "when half made"])
+def test_no_memory_for_the_small_lanes(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are tried once, nothing is left of them, and the large lanes do all rounds of all calls."""
+    monkeypatch.setattr(shift, "QUIET", 1)
+    settings = {**BASE, "cohorts": 2, "max_rounds": 4, "federation.batch_size": 4}
+    problem = prepare(experiment_file.with_settings(experiment_file.load("digits", []), settings), [], Given())
+    begun: list[weakref.ref[Lanes]] = []
+
+    class Short(Lanes):
+        def __init__(self, bench: Bench, count: int, compiled: bool) -> None:
+            begun.append(weakref.ref(self))
+            if late:
+                super().__init__(bench, count, compiled)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    records: list[list[dict[str, Any]]] = []
+    for short in (False, True):
+        engine = LaneEngine(problem, torch.device("cpu"), 6)
+        engine._few = 3 if short else 0
+        with monkeypatch.context() as patch:
+            patch.setattr("cpfl.engines.lanes.engine.Lanes", Short)
+            for _ in range(2):
+                lines: list[dict[str, Any]] = []
+                engine.federate(
+                    plan(problem), lambda session, closed, lines=lines: lines.append(closed.record.as_dict())
+                )
+                records.append(sorted(lines, key=lambda line: (line["cohort"], line["round"])))
+        assert len(begun) == short
+    assert begun[0]() is None
+    assert all(lines == records[0] for lines in records)
+
+
+def test_other_trouble_with_the_small_lanes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shift, "QUIET", 1)
+    experiment = cpfl.Experiment(cohorts=1, clients=9, max_rounds=3)
+    problem = prepare(experiment, [], Given())
+    engine = LaneEngine(problem, torch.device("cpu"), 6)
+    engine._few = 3
+
+    def broken(*_: object) -> Lanes:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("cpfl.engines.lanes.engine.Lanes", broken)
+    with pytest.raises(RuntimeError, match="mat1"):
+        engine.federate(plan(problem), lambda session, closed: None)
+
+
 def test_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that is too short for more than five lanes, felt first by the compiler and then by torch itself."""
     tried = []
@@ -216,4 +282,23 @@ def test_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None
     engine = choice.engine("lanes", problem, torch.device("cpu"), notes.append)
     assert engine.name == "lanes"
     assert tried == [16, 8, 4]
-    assert notes == [f"the device is out of memory: going on with {lanes} lanes" for lanes in (8, 4)]
+    assert notes == ["the device is out of memory for 16 lanes: going on with 4"]
+
+
+def test_every_engine_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    class Work:
+        def __init__(self, count: int) -> None:
+            self._count, self._numbers = count, torch.ones(count + 1)
+
+        def sum(self) -> torch.Tensor:
+            return self._numbers[: self._count].sum()
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    assert [int(step.made_faster(Work(count).sum)()) for count in range(1, 13)] == list(range(1, 13))
+    assert len(made) == 12

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from cpfl import models
@@ -17,6 +18,7 @@ from cpfl.engines.mishaps import short_of_memory
 from cpfl.engines.ray import Place
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
+from cpfl.engines.workers.crew import can_fork, cores
 from cpfl.errors import SettingError
 from cpfl.problem import Problem
 
@@ -52,39 +54,52 @@ def _engine(name: str, problem: Problem, device: torch.device, note: Callable[[s
         if device.type != "cpu":
             raise SettingError("engine workers trains on the CPU: it goes with --device cpu")
         room.check(problem, device, in_lanes=False)
+        if not can_fork() and cores() > 1 and workers != 1:
+            note("training on one core: workers are processes forked from this one, on Linux and where no GPU is seen")
         return WorkerEngine(problem, workers)
     obstacle = why_not_lanes(problem)
     if obstacle:
         note(f"this model cannot train in lanes, one client at a time instead: {obstacle}")
         return ReferenceEngine(problem, device)
     room.check(problem, device, in_lanes=True)
-    lanes = 0
+    wanted = lanes = 0
     while True:
         try:
-            return LaneEngine(problem, device, lanes)
+            engine = LaneEngine(problem, device, lanes)
         except Exception as error:
             if not short_of_memory(error):
                 raise
-            lanes = (lanes or LaneEngine.default_lanes(problem, device)) // 2
+            wanted = wanted or LaneEngine.default_lanes(problem, device)
+            lanes = (lanes or wanted) // 2
             if lanes < 1:
                 raise
-        note(f"the device is out of memory: going on with {lanes} lanes")
+        else:
+            if lanes:
+                note(f"the device is out of memory for {wanted} lanes: going on with {lanes}")
+            return engine
         torch.compiler.reset()  # kernels that were being tried out hold what they were tried with
         gc.collect()  # what was begun refers to itself
-        torch.cuda.empty_cache()
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # work that was begun may still write into what is handed back
+            torch.cuda.empty_cache()
 
 
 def why_not_lanes(problem: Problem) -> str:
-    """What keeps a model from being trained in lanes; empty: nothing. Found by trying two lanes of two samples."""
+    """What keeps a model from being trained in lanes; empty: nothing. Found by trying two lanes of some samples."""
     data = problem.data
     module = models.fresh(problem.build, problem.experiment.seed, "init", data.transform.dtype).train()
-    x = data.transform(torch.as_tensor(data.train.x[:2]))
+    x = data.transform(torch.as_tensor(data.train.x[:4]))
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            return f"{type(part).__name__} looks at a batch as a whole"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         state = torch.get_rng_state()
         module(torch.cat([x, x]))
         if not torch.equal(state, torch.get_rng_state()):
             return "it draws random numbers of its own, as dropout does"
-    parameters = {name: torch.stack([value.detach()] * 2) for name, value in module.named_parameters()}
+    if models.looks_at_batches(module, x):
+        return "it looks at a batch as a whole, as BatchNorm does"
+    parameters = {name: torch.stack([value.detach()] * 2) for name, value in models.trained(module).items()}
     buffers = {name: value.clone() for name, value in module.named_buffers()}
     before = {name: value.clone() for name, value in buffers.items()}
 
@@ -97,5 +112,5 @@ def why_not_lanes(problem: Problem) -> str:
     except Exception as error:  # vmap tells of what it cannot do in many ways
         return models.first_line(error)
     if any(not torch.equal(buffers[name], value) for name, value in before.items()):
-        return "it changes its buffers while it trains, as BatchNorm does"
+        return "it changes its buffers while it trains"
     return ""

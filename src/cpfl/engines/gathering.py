@@ -18,7 +18,8 @@ class Gathering:
     def __init__(self, layout: Layout, part: ServerPart, work: Work, device: torch.device) -> None:
         self._layout, self._part, self._device, self._work = layout, part, device, work
         self.start = {name: value.to(device) for name, value in work.model.items()}
-        self._others = [name for name in self.start if name not in layout.names and name not in layout.ties]
+        kept = {*layout.names, *layout.ties, *layout.frozen}
+        self._others = [name for name in self.start if name not in kept]
         self.start_P = layout.row(self.start, device)
         self.memory = {name: self.row(work.memory.cohort.get(name), part.first(name)) for name in part.memory}
         self._joining, self._mean = Joining(part, self.start_P), server.Mean()

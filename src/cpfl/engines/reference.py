@@ -98,7 +98,7 @@ class ReferenceEngine:
 
     def pull_back(self, mu: float, start: State) -> None:
         """FedProx as a Flower Strategy asks for it: from now on a slope also pulls towards this start."""
-        for name, parameter in self._module.named_parameters():
+        for name, parameter in models.trained(self._module).items():
             anchor = start[name].to(self._device)
             parameter.register_hook(lambda grad, p=parameter, s=anchor: grad + mu * (p.detach() - s))  # type: ignore[no-untyped-call]
 
@@ -124,7 +124,7 @@ class ReferenceEngine:
         x, y = self._inputs(client, number, np.concatenate(whole), sum(map(len, chosen)))
         module.train()
         models.seed_torch(experiment.seed, "model", client, number)
-        own: State = {name: value for name, value in module.named_parameters()}  # noqa: C416
+        own: State = {**models.trained(module)}
         params_P = self._layout.row(own, self._device)
         losses, squares, done = [], [], 0
         for batch in chosen:
@@ -151,7 +151,7 @@ class ReferenceEngine:
             return self._module(x)  # type: ignore[no-any-return]
         except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
             raise ModelError(
-                f"the model cannot train on a batch of {len(x)} (client {client}, cohort {work.cohort}, "
+                f"the model cannot take a batch of {len(x)} (client {client}, cohort {work.cohort}, "
                 f"round {work.round}): {models.first_line(error)}"
             ) from None
 
@@ -180,7 +180,7 @@ class ReferenceEngine:
         x, y = data.transform(self._x[rows], plan), self._y[rows]
         total = torch.zeros((), dtype=x.dtype, device=x.device)
         for at in range(0, len(held), CHUNK):
-            logits = self._module(x[at : at + CHUNK])
+            logits = self._forward(x[at : at + CHUNK], client, work)
             total += nn.functional.cross_entropy(logits, y[at : at + CHUNK], reduction="sum")
         value = total.item() / len(held)
         if not math.isfinite(value):

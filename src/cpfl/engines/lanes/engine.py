@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import weakref
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from cpfl.engines.lanes.planners import Planners
 from cpfl.engines.lanes.shift import Shift
 from cpfl.engines.lanes.stack import Layout
 from cpfl.engines.lanes.step import Bench, Lanes
+from cpfl.engines.mishaps import short_of_memory
 from cpfl.federation import local, selection
 from cpfl.federation.session import Session
 from cpfl.problem import Problem
@@ -58,6 +60,22 @@ class LaneEngine:
     def _small(self) -> Lanes:
         return Lanes(self._bench, self._few, self._compiled)
 
+    def _fewer(self) -> Lanes | None:
+        """The small lanes, made when they are first needed; none, for good, if there is no memory for them."""
+        try:
+            return self._small
+        except Exception as error:
+            if not short_of_memory(error):
+                raise
+        # Outside the handler, whose traceback holds what was begun. The compiler is not reset: it would unload kernels
+        # that the large lanes' graphs launch.
+        self._few = 0
+        gc.collect()
+        if self._bench.device.type == "cuda":
+            torch.cuda.synchronize()  # trials may still be running, in memory that is free by now
+            torch.cuda.empty_cache()
+        return None
+
     @staticmethod
     def default_lanes(problem: Problem, device: torch.device) -> int:
         """As many as do a round of all cohorts soonest."""
@@ -79,8 +97,7 @@ class LaneEngine:
                 self._shift(going, on_round).work()
 
     def _shift(self, going: Sequence[Session], on_round: OnRound) -> Shift:
-        small = lambda: self._small  # noqa: E731  (made when it is needed)
-        return Shift(self._bench, self._large, self._few, small, self._judging, self._planners, going, on_round)
+        return Shift(self._bench, self._large, self._few, self._fewer, self._judging, self._planners, going, on_round)
 
 
 def steps_of_all(rounds: Sequence[Sequence[int]], lanes: int) -> int:

@@ -162,7 +162,7 @@ class Judging:
     def _judge(self) -> None:
         bench, rows_VB = self._bench, self._samples.there["rows"]
         x = bench.inputs(rows_VB, self._samples.there.get("plan"))
-        self._losses_VB.copy_(vmap(bench.losses)(bench.layout.views(self._params_VP), x, bench.labels(rows_VB)))
+        self._losses_VB.copy_(vmap(bench.judged)(bench.layout.views(self._params_VP), x, bench.labels(rows_VB)))
 
     def _held(self, participants: Sequence[int], number: int) -> Held:
         data, seed = self._bench.problem.data, self._bench.problem.experiment.seed

@@ -56,7 +56,7 @@ class Shift:
         bench: Bench,
         large: Lanes,
         few: int,
-        small: Callable[[], Lanes],
+        small: Callable[[], Lanes | None],
         judging: Judging,
         planners: Planners,
         sessions: Sequence[Session],
@@ -142,10 +142,13 @@ class Shift:
 
     def _fill(self) -> None:
         """Free lanes take the next clients; few clients move to the small step."""
-        few = int(np.count_nonzero(self._left)) + len(self._waiting) <= self._few
+        few = self._few > 0 and int(np.count_nonzero(self._left)) + len(self._waiting) <= self._few
         self._quiet = self._quiet + 1 if few else 0
         if self._lanes is self._large and self._quiet > QUIET:
-            self._move(self._small())
+            if small := self._small():
+                self._move(small)
+            else:  # no memory for them: the large ones do it all
+                self._few = 0
         elif self._lanes is not self._large and not few:
             self._move(self._large)
         free = np.flatnonzero(self._left == 0)[: len(self._waiting)].tolist()
@@ -159,12 +162,15 @@ class Shift:
             rate = schedule.rate(self._settings, task.round)
             entering.append((lane, self._place[task.cohort], task.client, rate, self._seat(task)))
         self._lanes.fill(entering)
+        older = dict[int, torch.Tensor]()  # by lane
         for lane, _, client, _, _ in entering if self._bench.keeping.aged else ():
             task = self._tasks[lane]
             assert task is not None
             aged = self._rounds[task.cohort].aged
             if aged is not None and client in aged.starts:
-                self._lanes.begin_from(lane, aged.starts[client])
+                older[lane] = aged.starts[client]
+        if older:
+            self._lanes.begin_from(list(older), list(older.values()))
 
     def _plan(self, task: Task, lane: int) -> None:
         data, settings = self._problem.data, self._settings

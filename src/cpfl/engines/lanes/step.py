@@ -6,8 +6,10 @@ Axes: L lanes, B batch, P parameters, N cohorts, F places of a letter; row L or 
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +30,10 @@ WARM_UPS = 3
 AT_ONCE = 16  # clients that one letter takes in or out
 ALIKE = 32  # clients of one cohort that one letter takes out
 MANY = 4  # from so many on they go out together
+MANY_ENGINES = 10_000  # a sweep has one for every run
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
 Line = tuple[int, int, int, float, int]
 """A client in a letter: its lane, its cohort's place, the client, its learning rate or weight, its seat."""
@@ -43,7 +49,9 @@ class Bench:
         self.device, self.layout, self.problem = device, layout, problem
         self.dtype, self.precision = data.transform.dtype, experiment.precision
         kernels = models.kernel_dtype(device, self.precision)
-        self.module = module if kernels is None else layers.fit(module, kernels)
+        judge = copy.deepcopy(module).eval()
+        self.module, self._judge = (one if kernels is None else layers.fit(one, kernels) for one in (module, judge))
+        self._constant = {**layout.frozen, **layout.buffers}
         self.models_NP = torch.zeros(experiment.cohorts + 1, layout.size, dtype=self.dtype, device=device)
         self.sums_NP = torch.zeros_like(self.models_NP)
         self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)
@@ -59,9 +67,16 @@ class Bench:
         return x.reshape(*rows.shape, *x.shape[1:])
 
     def losses(self, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """One model's loss on each of its samples."""
+        """One model's loss on each of its samples, in training."""
+        return self._losses(self.module, params, x, y)
+
+    def judged(self, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The same of a model that is judged."""
+        return self._losses(self._judge, params, x, y)
+
+    def _losses(self, module: nn.Module, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         with models.arithmetic(self.device, self.precision):
-            logits = functional_call(self.module, {**params, **self.layout.buffers}, (x,))
+            logits = functional_call(module, {**params, **self._constant}, (x,))
         return nn.functional.cross_entropy(logits.to(x.dtype), y, reduction="none")
 
     def labels(self, rows: Tensor) -> Tensor:
@@ -98,11 +113,11 @@ class Lanes:
         self._together = Inbox(device, lanes=numbers, places=((1,), np.int64), clients=numbers, weights=floats)
         self._leaf = self.params_LP.detach().requires_grad_()
         self._forward: Callable[[], tuple[Tensor, Tensor | None]] = (
-            torch.compile(self._losses, dynamic=False) if compiled else self._losses
+            made_faster(self._losses) if compiled else self._losses
         )
         # Compiled, a step passes over each row once instead of once for every operation. A user's part stays as it is.
         ours = type(self._local).__module__.startswith("cpfl.")
-        self._own_step: Step | None = torch.compile(self._local.step, dynamic=False) if compiled and ours else None
+        self._own_step: Step | None = made_faster(self._local.step) if compiled and ours else None
         self.batches.there["rows"].fill_(EMPTY)
         # Trying these out must not touch rounds that are under way.
         for inbox in (self._incoming, self._outgoing, self._together):
@@ -127,11 +142,11 @@ class Lanes:
             self._send(self._incoming, entering[at : at + AT_ONCE])
             self._take_in()
 
-    def begin_from(self, lane: int, start_P: Tensor) -> None:
-        """A client that was taken in begins with this model instead of its cohort's newest."""
-        self.params_LP[lane] = start_P
-        if self._at.start is not None:
-            self._at.start[lane] = start_P
+    def begin_from(self, lanes: Sequence[int], starts: Sequence[Tensor]) -> None:
+        """Clients that were taken in begin with these models instead of their cohorts' newest."""
+        for rows_LP in (self.params_LP, self._at.start):
+            if rows_LP is not None:
+                torch._foreach_copy_([rows_LP[lane] for lane in lanes], list(starts))
 
     def harvest(self, ended: Sequence[Line]) -> None:
         """Clients that have ended join the sums of their cohorts, always in the same order."""
@@ -239,6 +254,14 @@ class Lanes:
         self.losses_L[: self.count].add_(losses_L.detach())
         if squares_L is not None:
             self.squares_L[: self.count].add_(squares_L)
+
+
+def made_faster(work: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Compiled; for every engine of a process anew, where torch would leave the ninth as it is."""
+    import torch._dynamo  # takes seconds, and only who compiles needs it
+
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MANY_ENGINES
+    return torch.compile(work, dynamic=False)
 
 
 def turns(ended: Sequence[Line]) -> list[list[Line]]:

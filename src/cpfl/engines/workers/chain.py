@@ -1,4 +1,5 @@
-"""A model that is a chain of plain layers: its step without autograd, in the same order and with the same bits.
+"""A model that is a chain of plain layers: its step without autograd, in the same order and with the same bits, but
+for a few sums that another order makes quicker (layers.py).
 
 What autograd and modules do beside the arithmetic takes a tenth of a small model's step; here the slopes also go
 straight into their row. Models of other layers are left to autograd.

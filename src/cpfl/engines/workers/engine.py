@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
+from cpfl import models
 from cpfl.engines.base import OnRound
 from cpfl.engines.workers.crew import Crew, Job, can_fork, cores
 from cpfl.engines.workers.joining import Anatomy, Arrival, join
@@ -18,7 +21,7 @@ from cpfl.federation.memory import Memory
 from cpfl.federation.session import ClientResult, Outcome, Session
 from cpfl.problem import Problem
 
-TOGETHER = 512  # validation samples that are judged in one job
+TOGETHER = 512  # validation samples that are judged in one job, where they do not see each other
 
 
 class WorkerEngine:
@@ -30,6 +33,10 @@ class WorkerEngine:
         self._problem = problem
         wanted = min(workers or cores(), problem.experiment.clients)
         self._anatomy = Anatomy.of(problem)
+        data = problem.data
+        module = models.fresh(problem.build, problem.experiment.seed, "init", data.transform.dtype).eval()
+        x = data.transform(torch.as_tensor(data.train.x[:4]))
+        self._together = 1 if models.looks_at_batches(module, x) else TOGETHER
         self._crew = Crew(problem, wanted if can_fork() else 1, self._anatomy.parameters)
 
     def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
@@ -37,7 +44,7 @@ class WorkerEngine:
         crew = self._crew
         crew.waiting.clear()
         rounds = {
-            session.cohort: Round(self._problem, self._anatomy, crew, session)
+            session.cohort: Round(self._problem, self._anatomy, crew, session, self._together)
             for session in sessions
             if not session.idle
         }
@@ -54,7 +61,7 @@ class WorkerEngine:
                 session = round.session
                 on_round(session, session.close_round(round.outcome()))
                 if not session.idle:
-                    rounds[session.cohort] = Round(self._problem, self._anatomy, crew, session)
+                    rounds[session.cohort] = Round(self._problem, self._anatomy, crew, session, self._together)
 
         crew.work(on_done)
 
@@ -62,8 +69,8 @@ class WorkerEngine:
 class Round:
     """A round of one cohort that is under way: first its clients train, then they judge what came of it."""
 
-    def __init__(self, problem: Problem, anatomy: Anatomy, crew: Crew, session: Session) -> None:
-        self.session, self._crew = session, crew
+    def __init__(self, problem: Problem, anatomy: Anatomy, crew: Crew, session: Session, together: int) -> None:
+        self.session, self._crew, self._together = session, crew, together
         self._settings, self._clients = problem.experiment.federation, problem.data.clients
         self._work = session.open_round()
         crew.places.put(session.cohort, self._work.model)
@@ -111,7 +118,7 @@ class Round:
             if held:
                 group.append(client)
                 samples += held
-            if group and (samples >= TOGETHER or client == self._work.participants[-1]):
+            if group and (samples >= self._together or client == self._work.participants[-1]):
                 jobs.append(Job("judge", self.session.cohort, tuple(group), self._work.round))
                 group, samples = [], 0
         self._to_judge = len(jobs)

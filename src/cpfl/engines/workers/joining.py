@@ -15,26 +15,30 @@ from cpfl.engines.workers.crew import Crew
 from cpfl.engines.workers.form import Form, Rows
 from cpfl.engines.workers.trainer import models_form, places_of
 from cpfl.federation import parts, server
+from cpfl.federation.local_part import LocalPart
 from cpfl.federation.memory import ROWS, Memory
 from cpfl.federation.reports import Work
-from cpfl.federation.server_part import Joining
+from cpfl.federation.server_part import Joining, ServerPart
 from cpfl.problem import Problem
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Which numbers of a model are learnt: the server part's business; buffers are averaged."""
+    """Which numbers of a model are learnt, and the parts whose business they are; buffers are averaged."""
 
     layout: Layout
     parameters: Form
     places: Tensor | None  # where they lie among a row's floats; None: they are all there is
+    local: LocalPart
+    server: ServerPart
 
     @classmethod
     def of(cls, problem: Problem) -> Anatomy:
         """Of the problem's model."""
         dtype, form = problem.data.transform.dtype, models_form(problem)
         layout = Layout.of(models.fresh(problem.build, problem.experiment.seed, "init", dtype))
-        return cls(layout, form.only(layout.names), places_of(form.floats, set(layout.names)))
+        places, settings = places_of(form.floats, set(layout.names)), problem.experiment.federation
+        return cls(layout, form.only(layout.names), places, parts.local_part(settings), parts.server_part(settings))
 
     def learnt(self, floats_P: Tensor) -> Tensor:
         """The parameters of a row."""
@@ -67,16 +71,16 @@ class Join(Protocol):
 
 def join(problem: Problem, anatomy: Anatomy, crew: Crew, work: Work) -> Join:
     """As the round's rule says."""
-    return Streamed(problem, anatomy, crew, work) if work.rule == "mean" else Aged(problem, anatomy, crew, work)
+    return Streamed(problem, anatomy, crew, work) if work.rule == "mean" else Aged(anatomy, crew, work)
 
 
 class Streamed:
     """Added up as they come: memory does not grow with the participants."""
 
     def __init__(self, problem: Problem, anatomy: Anatomy, crew: Crew, work: Work) -> None:
-        settings = problem.experiment.federation
-        self._crew, self._anatomy, self._work, self._weights = crew, anatomy, work, settings.weights
-        self._local, self._server = parts.local_part(settings), parts.server_part(settings)
+        self._crew, self._anatomy, self._work = crew, anatomy, work
+        self._weights = problem.experiment.federation.weights
+        self._local, self._server = anatomy.local, anatomy.server
         self._joining = Joining(self._server, anatomy.learnt(crew.places.floats_KP[work.cohort]).clone())
         self._sizes: list[tuple[int, int]] = []
         self._sum: Tensor | None = None  # of floats that are not learnt, and what lies between them
@@ -131,9 +135,11 @@ class Streamed:
         else:
             assert self._anatomy.places is not None
             places.floats_KP[cohort].copy_(self._sum / self._weight).index_copy_(0, self._anatomy.places, model_P)
-            named = places.views(cohort)
-            for name, first in self._anatomy.layout.ties.items():
+            named, layout = places.views(cohort), self._anatomy.layout
+            for name, first in layout.ties.items():
                 named[name].copy_(named[first])
+            for name, value in layout.frozen.items():  # a mean of equals may round
+                named[name].copy_(value)
         places.wholes_KQ[cohort].copy_(self._wholes)
         return self._remembered()
 
@@ -149,10 +155,9 @@ class Streamed:
 class Aged:
     """Updates of different age, of which all are needed."""
 
-    def __init__(self, problem: Problem, anatomy: Anatomy, crew: Crew, work: Work) -> None:
+    def __init__(self, anatomy: Anatomy, crew: Crew, work: Work) -> None:
         self._crew, self._layout, self._work = crew, anatomy.layout, work
-        part = parts.server_part(problem.experiment.federation)
-        self._gathering = Gathering(anatomy.layout, part, work, torch.device("cpu"))
+        self._gathering = Gathering(anatomy.layout, anatomy.server, work, torch.device("cpu"))
 
     def add(self, client: int, samples: int, steps: int, arrival: Arrival) -> None:
         """With what it began from."""

@@ -24,6 +24,7 @@ from cpfl.federation.local_part import Course
 from cpfl.problem import Problem
 
 CHUNK = 1024  # validation samples in one forward pass
+SMALL = 2**26  # bytes of samples that every worker may have a copy of, channels last: taking them is quicker
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,20 @@ class Trainer:
     def __init__(self, problem: Problem) -> None:
         self._problem, experiment = problem, problem.experiment
         self._x, self._y = torch.as_tensor(problem.data.train.x), torch.as_tensor(problem.data.train.y)
+        if not problem.data.augmented and self._x.nbytes <= SMALL:
+            self._x = _fast(self._x)
         self._module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype)
         self._form = models_form(problem)
         self._row, self._older = self._form.rows(1), self._form.rows(1)
         state = self._row.views(0)
         for name, value in self._module.named_parameters():
             value.data = state[name]
-        own = dict(self._module.named_parameters())
+        own = models.trained(self._module)
         self._parameters = [own[name] for name in self._form.floats if name in own]  # in the order of the row
         self._places = places_of(self._form.floats, set(own))
         self._local = parts.local_part(experiment.federation)
-        self._others = {name: value for name, value in state.items() if name not in own}  # buffers, second names
+        # Buffers, second names, and what is frozen.
+        self._others = {name: value for name, value in state.items() if name not in own}
         self._slopes = self._form.rows(1)
         self._chain = None
         if not self._others:
@@ -156,7 +160,7 @@ class Trainer:
                 logits: Tensor = self._module(x)
         except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
             raise ModelError(
-                f"the model cannot train on a batch of {len(x)} (client {client}): {models.first_line(error)}"
+                f"the model cannot take a batch of {len(x)} (client {client}): {models.first_line(error)}"
             ) from None
         return logits.to(x.dtype)
 
@@ -166,7 +170,7 @@ class Trainer:
         """The first so many samples of a whole round."""
         data = self._problem.data
         rows = torch.from_numpy(data.clients[client].training[order[:count]])
-        x, y = self._x.index_select(0, rows), self._y[rows]
+        x, y = _taken(self._x, rows), self._y[rows]
         if not data.augmented:
             return _fast(data.transform(_fast(x))), y  # channels last at once: stored samples are often bytes
         seed = self._problem.experiment.seed
@@ -197,6 +201,13 @@ def models_form(problem: Problem) -> Form:
 
 def _fast(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == IMAGES else x
+
+
+def _taken(x: Tensor, rows: Tensor) -> Tensor:
+    """These samples, channels last if all are."""
+    if x.dim() != IMAGES or not x.is_contiguous(memory_format=torch.channels_last):
+        return x.index_select(0, rows)
+    return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
 
 
 def places_of(floats: dict[str, torch.Size], parameters: set[str]) -> Tensor | None:

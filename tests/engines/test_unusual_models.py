@@ -1,0 +1,99 @@
+"""Models that users bring: with frozen parameters, with another way in training, with statistics of a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cpfl
+from cpfl.errors import ModelError
+from cpfl.models import looks_at_batches
+from cpfl.runs.folder import RunFolder, load_state
+
+ENGINES = ("reference", "workers", "lanes")
+PLAIN = {"federation.local": "scaffold", "federation.momentum": 0.0}
+
+
+class Frozen(nn.Module):
+    """The first layer, which another name shares, is not to be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 16), nn.LayerNorm(16), nn.Linear(16, 10)
+        self.again = self.first
+        self.first.requires_grad_(False)
+        self.norm.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.again(x.flatten(1)).relu()))  # type: ignore[no-any-return]
+
+
+class Louder(nn.Module):
+    """In training it says less than when it is judged."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else 3 * x
+
+
+class Centred(nn.Module):
+    """What it says of a sample hangs on the whole batch, also when it is judged."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def trained(model: nn.Module, engine: str, place: Path, **settings: Any) -> cpfl.Run:
+    chosen = {"clients": 9, "cohorts": 3, "max_rounds": 3, "precision": "float64", "data.train_limit": 400}
+    chosen |= {"distillation.epochs": 1, "distillation.recipe": "cpfl", **settings}
+    return cpfl.run("digits", model=model, out=place / engine, engine=engine, device="cpu", settings=chosen)
+
+
+def assert_same(one: cpfl.Run, other: cpfl.Run) -> None:
+    for ours, theirs in zip(one.rounds, other.rounds, strict=True):
+        for key in ("loss", "validation"):
+            assert ours[key] == pytest.approx(theirs[key], rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("change", [{}, PLAIN, {"federation.server": "fedadam"}])
+def test_frozen_parameters_stay_what_they_are(change: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Frozen()
+    runs = [trained(model, engine, tmp_path, **change) for engine in ENGINES]
+    for run in runs:
+        assert_same(run, runs[0])
+        for cohort in (*(load_state(RunFolder.open(run.path).teacher(k)) for k in range(3)), run.model):
+            for name in ("first.weight", "first.bias", "again.weight", "norm.bias"):
+                assert torch.equal(cohort[name].double(), model.state_dict()[name].double()), name
+            assert not torch.equal(cohort["last.weight"].double(), model.last.weight.double())
+
+
+def test_nothing_to_train_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no parameter that is to be trained"):
+        trained(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False), "workers", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lanes_judge_as_a_model_is_used(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Louder())
+    runs = [trained(model, engine, tmp_path) for engine in ENGINES]
+    assert [run.summary["engine"] for run in runs] == list(ENGINES)
+    for run in runs:
+        assert_same(run, runs[0])
+
+
+def test_clients_do_not_see_each_other_where_a_model_looks_at_batches(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Centred())
+    assert_same(*(trained(model, engine, tmp_path) for engine in ("reference", "workers")))
+
+
+def test_who_looks_at_batches() -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    assert looks_at_batches(Centred(), x)
+    assert looks_at_batches(nn.BatchNorm1d(8), x[:2])
+    assert not looks_at_batches(nn.BatchNorm1d(8).eval(), x)
+    assert not looks_at_batches(nn.Linear(8, 3), x)
+    assert not looks_at_batches(nn.LayerNorm(8), x * float("nan"))
