@@ -83,6 +83,33 @@ def test_targets_belong_to_what_is_shown() -> None:
         torch.testing.assert_close(targets, total, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("join", ["logits", "probabilities"])
+def test_mirrored_targets_are_the_mean_of_two_looks(join: str) -> None:
+    def both(mirrored: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        shown = views(pictures(recipe="cpfl", join=join, sharpen=0.0, views=2, mirrored=mirrored))
+        shown.begin(1)
+        inputs, targets = shown.batch(torch.arange(60))
+        return inputs.clone(), targets
+
+    (inputs, one), (same, mean) = both(False), both(True)
+    assert torch.equal(inputs, same), "the student sees what it saw"
+    module, other = fresh(pictures().build, 0, "init", torch.float32).eval(), torch.zeros_like(one)
+    for seed in (1, 2):
+        module.load_state_dict(state_of(fresh(pictures().build, seed, "init", torch.float32)))
+        logits = module(inputs.flip(3)).detach()
+        other += (logits.softmax(dim=1) if join == "probabilities" else logits) / 2
+    torch.testing.assert_close(mean, (one + other) / 2, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(mean, one, atol=1e-4)
+
+
+def test_what_is_not_augmented_is_not_mirrored() -> None:
+    plain, mirrored = (views(pictures(augment="none", mirrored=mirrored)) for mirrored in (False, True))
+    for shown in (plain, mirrored):
+        shown.begin(0)
+    rows = torch.arange(60)
+    assert torch.equal(plain.batch(rows)[1], mirrored.batch(rows)[1])
+
+
 def test_cut_mix_takes_squares_from_other_images_in_every_second_view() -> None:
     problem = pictures(recipe="cpfl", views=2)
     shown, rows = views(problem), torch.arange(60)

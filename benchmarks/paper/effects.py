@@ -25,6 +25,7 @@ from cpfl.runs.folder import RunFolder, load_state
 PAPER: dict[str, Any] = {"distillation.recipe": "paper"}
 SAME = {**PAPER, "distillation.same_views": True}
 OURS: dict[str, Any] = {"distillation.recipe": "cpfl"}
+LONGER = {**OURS, "distillation.batch_size": 512, "distillation.epochs": 150}
 CHANGES: dict[str, dict[str, Any]] = {
     "paper": PAPER,
     "paper: log-probabilities": {**PAPER, "distillation.join": "log-probabilities"},
@@ -49,6 +50,19 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cpfl: 8 views": {**OURS, "distillation.views": 8},
     "cpfl: rate 0.008": {**OURS, "distillation.lr": 0.008},
     "cpfl: batch 512": {**OURS, "distillation.batch_size": 512},
+    "cpfl: batch 512, mirrored": {**OURS, "distillation.batch_size": 512, "distillation.mirrored": True},
+    "cpfl: batch 512, 125 epochs, mirrored": {**LONGER, "distillation.epochs": 125, "distillation.mirrored": True},
+    "cpfl: batch 512, 125 epochs, 8 views, mirrored": {
+        **LONGER,
+        "distillation.epochs": 125,
+        "distillation.views": 8,
+        "distillation.mirrored": True,
+    },
+    "cpfl: batch 512, 150 epochs": LONGER,
+    "cpfl: batch 512, 200 epochs": {**LONGER, "distillation.epochs": 200},
+    "cpfl: batch 512, 150 epochs, not sharpened": {**LONGER, "distillation.sharpen": 0.0},
+    "cpfl: batch 512, 150 epochs, 8 views": {**LONGER, "distillation.views": 8},
+    "cpfl: batch 512, 150 epochs, rate 0.008": {**LONGER, "distillation.lr": 0.008},
     "cpfl: constant rate 0.001": {**OURS, "distillation.schedule": "constant", "distillation.lr": 0.001},
     "cpfl: logits, mse": {**OURS, "distillation.join": "logits", "distillation.loss": "mse"},
     "cpfl: CIFAR-10 itself as public set": {**OURS, "data.public": "cifar10"},

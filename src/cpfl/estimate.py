@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cpfl import models
-from cpfl.distillation.views import labelled
+from cpfl.distillation.views import augmentation, labelled
 from cpfl.experiment import Experiment
 from cpfl.federation import local, parts, selection
 from cpfl.problem import Problem
@@ -78,6 +78,8 @@ def _seconds(problem: Problem, device: torch.device) -> tuple[float, float]:
     per_sample = _timed(problem, module, device, batch) / batch
     teachers = experiment.cohorts if experiment.cohorts > 1 else 0
     looks = teachers * labelled(experiment.distillation, experiment.data.augment)
+    if experiment.distillation.mirrored and augmentation(experiment.distillation, experiment.data.augment) != "none":
+        looks *= 2
     # A forward pass is about a third of a training step.
     public = len(data.public) * per_sample * (looks / 3 + (experiment.distillation.epochs if teachers else 0))
     test = len(data.test) * per_sample / 3 * (teachers + experiment.distillation.epochs if teachers else 2)

@@ -213,9 +213,9 @@ class Devices(Section):
 
 RECIPES: dict[Any, dict[str, Any]] = {
     "paper": {
-        "views": 1, "same_views": False, "augment": "training", "join": "logits", "weights": "labels", "sharpen": 0.0,
-        "loss": "l1", "temperature": 1.0, "epochs": 50, "batch_size": 512, "lr": 0.001, "schedule": "constant",
-        "start": "fresh",
+        "views": 1, "same_views": False, "augment": "training", "mirrored": False, "join": "logits",
+        "weights": "labels", "sharpen": 0.0, "loss": "l1", "temperature": 1.0, "epochs": 50, "batch_size": 512,
+        "lr": 0.001, "schedule": "constant", "start": "fresh",
     },
 }  # fmt: skip
 """What a recipe sets; the one that is not here, cpfl, is the default of every setting."""
@@ -230,6 +230,7 @@ class Distillation(Section):
     augment: Literal["auto", "cut-mix", "crop-flip", "mirror", "training", "none"] = (
         "auto"  # of views; auto: cut-mix if training images are augmented, else none; mirror: as it is, then mirrored
     )
+    mirrored: bool = False  # teachers look at the mirror image of every augmented view too; the mean of both counts
     join: Literal["probabilities", "logits", "log-probabilities"] = "probabilities"
     weights: Literal["labels", "uniform"] = "labels"  # per class, a cohort's share of its labels | 1/n
     sharpen: Share = 0.5  # probabilities: until their mean entropy is so much of the largest there is; 0: as they are

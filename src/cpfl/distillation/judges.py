@@ -133,7 +133,11 @@ class Join:
         weights_NC = class_weights(self._counts_NC, self._settings.weights, cohorts)
         with models.threads_for(self._state):
             return joined(
-                [self._modules[i] for i in cohorts], (teachers[i] for i in cohorts), weights_NC, inputs, self._settings
+                [self._modules[i] for i in cohorts],
+                (teachers[i] for i in cohorts),
+                weights_NC,
+                [inputs],
+                self._settings,
             )
 
     def log_probabilities(self, joint_TC: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Axes: N cohorts, T samples, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -135,14 +135,15 @@ def joined(
     modules: Iterable[nn.Module],
     teachers: Iterable[State],
     weights_NC: NDArray[np.float64],
-    inputs: Chunks,
+    inputs: Sequence[Chunks],
     settings: Distillation,
 ) -> Tensor:
-    """z̃ = Σ_i p_i ⊙ z_i, one teacher after the other: never N × T × C numbers at once."""
+    """z̃ = Σ_i p_i ⊙ z_i, one teacher after the other: never N × T × C numbers at once. Of several inputs, which show
+    the same samples, the mean counts."""
     total: Tensor | None = None
     for module, state, weight_C in zip(modules, teachers, weights_NC, strict=True):
         module.load_state_dict(state)
-        part = contribution(logits_of(module, inputs), settings)
+        part = torch.stack([contribution(logits_of(module, each), settings) for each in inputs]).mean(dim=0)
         part = part * torch.as_tensor(weight_C, dtype=part.dtype, device=part.device)
         total = part if total is None else total + part
     assert total is not None, "there is always a teacher"

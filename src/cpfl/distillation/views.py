@@ -43,6 +43,7 @@ class Views:
         self._modules, self._teachers, self._weights, self._shards = modules, teachers, weights_NC, shards
         self._augment = augmentation(settings, problem.experiment.data.augment)
         self._views = labelled(settings, problem.experiment.data.augment)
+        self._mirrored = settings.mirrored and self._augment != "none"
         self._x = torch.as_tensor(problem.data.public.x).to(numbers.device)
         self._known: dict[int, Tensor] = {}  # targets by view
         self._heat: float | None = None
@@ -94,11 +95,12 @@ class Views:
     def joined(self, view: int, first: int, last: int) -> Tensor:
         """What the teachers say of these samples as a view shows them."""
         plan, mix = self._drawn(view)
-        inputs = Chunks(
-            last - first,
-            lambda rows: self._inputs(slice(first + rows.start, first + rows.stop), plan, mix),
-            self._numbers,
-        )
+
+        def shown(rows: slice) -> Tensor:
+            return self._inputs(slice(first + rows.start, first + rows.stop), plan, mix)
+
+        looks = [shown, lambda rows: shown(rows).flip(-1)] if self._mirrored else [shown]
+        inputs = [Chunks(last - first, look, self._numbers) for look in looks]
         return joined(self._modules, self._teachers(), self._weights, inputs, self._settings)
 
     def _targets_of(self, view: int) -> Tensor:
