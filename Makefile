@@ -12,7 +12,7 @@ demo: $(VENV)/ready
 	$(BIN)/cpfl report runs/demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder  # tests/conftest.py has the order
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # tests/conftest.py has the order
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

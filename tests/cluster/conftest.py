@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Nodes]:
     """A head and two nodes of one CPU each."""
     pytest.importorskip("ray", reason="a cluster needs Ray: pip install 'cpfl[ray]'")
