@@ -13,6 +13,7 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from tests.hold import PATH, Hold
 
 from cpfl.devices import Fleet
 from cpfl.experiment import Experiment
@@ -218,17 +220,23 @@ def test_any_view_fits_its_screen(width: int, height: int, cohorts: int) -> None
     assert any(LEVELS[-1] in row and LEVELS[0] in row for row in rows)
 
 
-def screens(words: list[str], rows: int, columns: int, cwd: Path) -> tuple[list[list[str]], int]:
-    """What appears in a real terminal, a few times a second, and the exit code."""
+Screens = list[list[str]]
+Stage = tuple[Callable[[Screens], bool], Callable[[], None]]
+
+
+def screens(words: list[str], rows: int, columns: int, cwd: Path, stages: list[Stage]) -> tuple[Screens, int]:
+    """What appears in a real terminal, a few times a second, and the exit code; each stage is what must have been seen,
+    and what is done then."""
     pid, handle = pty.fork()
     if pid == 0:
         os.chdir(cwd)
         environment = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+        environment |= PATH
         os.execve(sys.executable, [sys.executable, "-m", "cpfl", *words], environment)
     fcntl.ioctl(handle, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     screen = pyte.Screen(columns, rows)
     stream = pyte.ByteStream(screen)
-    seen: list[list[str]] = []
+    seen: Screens = []
     taken = time.monotonic()
     while True:
         ready, _, _ = select.select([handle], [], [], 0.05)
@@ -241,17 +249,36 @@ def screens(words: list[str], rows: int, columns: int, cwd: Path) -> tuple[list[
         elif time.monotonic() - taken > 0.2:  # not in the middle of a drawing
             taken = time.monotonic()
             seen.append([line.rstrip() for line in screen.display])
+            if stages and stages[0][0](seen):
+                stages.pop(0)[1]()
     seen.append([line.rstrip() for line in screen.display])
     return seen, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def alive(seen: Screens) -> Screens:
+    """Those that show a run under way."""
+    return [screen for screen in seen if any(re.match(r" +cohort +rounds", line) for line in screen)]
+
+
+def shown(pattern: str) -> Callable[[Screens], bool]:
+    """Whether it was to be read in a line."""
+    return lambda seen: any(re.search(pattern, line) for screen in alive(seen) for line in screen)
 
 
 @pytest.mark.parametrize(("columns", "cohorts"), [(80, 4), (160, 40)])
 def test_a_run_in_a_real_terminal(tmp_path: Path, columns: int, cohorts: int) -> None:
     settings = [f"cohorts={cohorts}", "max_rounds=60", "stopping.patience=25", "distillation.epochs=20"]
+    hold = Hold(tmp_path, 8)  # rounds, until that was seen; then more, and some cohorts stop
+    settings += [f"{key}={value}" for key, value in hold.settings({}).items()]
     words = ["run", "digits", "--engine", "reference", *(f"--set={word}" for word in settings), "--out", "r"]
-    seen, code = screens(words, 24, columns, tmp_path)
+    stops = r"stopped:" if cohorts == 4 else r"and 2\d more: \d+ training, [1-9]\d* stopped"
+    stages: list[Stage] = [
+        (shown("left"), lambda: hold.allow(50)),
+        (lambda seen: shown("no gain")(seen) and shown(stops)(seen) and len(alive(seen)) >= 3, hold.end),
+    ]
+    seen, code = screens(words, 24, columns, tmp_path, stages)
     assert code == 0
-    live = [screen for screen in seen if any(re.match(r" +cohort +rounds", line) for line in screen)]
+    live = alive(seen)
     assert len(live) >= 3
     for screen in live:
         header = next(line for line in screen if line.startswith("federate"))
@@ -269,12 +296,17 @@ def test_a_run_in_a_real_terminal(tmp_path: Path, columns: int, cohorts: int) ->
 
 
 def test_a_sweep_in_a_real_terminal(tmp_path: Path) -> None:
-    settings = ["max_rounds=40", "distillation.epochs=2"]
+    hold = Hold(tmp_path, 2, first=1)  # n = 1 ends, n = 2 goes on until that was seen
+    settings = [f"{key}={value}" for key, value in hold.settings({"max_rounds": 40, "distillation.epochs": 2}).items()]
     words = ["sweep", "digits", "--cohorts", "1,2,4", *(f"--set={word}" for word in settings), "--out", "s"]
-    seen, code = screens(words, 24, 80, tmp_path)
+    wanted = r"^sweep .*1 of 3 runs ended · [\d,]+ rounds · about .* left"
+
+    def told(seen: Screens) -> bool:
+        return any(re.search(wanted, line) for screen in seen for line in screen)
+
+    seen, code = screens(words, 24, 80, tmp_path, [(told, hold.end)])
     assert code == 0
-    progress = [line for screen in seen for line in screen if line.startswith("sweep ")]
-    assert any(re.search(r"[12] of 3 runs ended · [\d,]+ rounds · about .* left", line) for line in progress)
+    assert told(seen)
     text = "\n".join(seen[-1])
     assert len(re.findall(r"^n = [124], seed 90: ", text, re.MULTILINE)) == 3
     assert "What n costs and gains" in text

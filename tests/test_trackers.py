@@ -55,7 +55,7 @@ def wandb(path: Path) -> Series:
     records_of = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="no wandb")
     (file,) = path.glob("tracking/wandb/offline-run-*/run-*.wandb")
     found: list[Any] = []
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not any(record.HasField("exit") for record in found):  # a process of its own writes, a moment later
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -86,6 +86,8 @@ def log_records(content: bytes) -> Iterator[bytes]:
             at += 32768 - at % 32768
             continue
         size, kind = struct.unpack_from("<HB", content, at + 4)
+        if at + 7 + size > len(content):  # it is being written
+            return
         piece += content[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or the last piece

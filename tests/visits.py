@@ -38,6 +38,7 @@ class Visit:
             offline=address.startswith("file:"),
             reduced_motion="reduce",
         )
+        self.context.set_default_timeout(120_000)  # only what never comes is missed
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.asked: list[str] = []

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.hold import PATH
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Served:
 
     def ask(self, path: str = "/", method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, str]:
         """One request and its answer; headers are named host, if_none_match …"""
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             line.putrequest(method, path, skip_host="host" in headers)
             for key, value in headers.items():
@@ -46,7 +47,7 @@ class Served:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=120)
 
 
 @contextlib.contextmanager
@@ -136,7 +137,7 @@ def cpfl(*words: object, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "cpfl", *map(str, words)],
         cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | PATH,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -147,7 +148,7 @@ def cpfl(*words: object, cwd: Path) -> subprocess.Popen[str]:
 def until() -> Callable[..., Any]:
     """Waits for something to become true."""
 
-    def wait(what: Callable[[], Any], seconds: float = 60) -> Any:
+    def wait(what: Callable[[], Any], seconds: float = 120) -> Any:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if found := what():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.hold import Hold
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
@@ -164,16 +165,20 @@ def test_a_run_under_way_is_told_of(board: Start, training: Start, tmp_path: Pat
     """A real run in a process of its own: throughput, the end, stops, then the distillation and the outcome."""
     (tmp_path / "runs").mkdir()
     served = board("runs")
-    process = training(tmp_path / "runs" / "live", cohorts=4, max_rounds=150, stopping__patience=10, stopping__window=3)
+    hold = Hold(tmp_path, 3)
+    settings = {"cohorts": 4, "max_rounds": 100, "stopping.patience": 10, "stopping.window": 3}
+    process = training(tmp_path / "runs" / "live", **hold.settings(settings))
 
     def body() -> str:
         return str(json.loads(served.ask("/fresh.json")[1])["body"])
 
     until(lambda: "One run, under way." in body())
+    hold.allow(50)  # one of the cohorts stops before
     told = until(lambda: text if "Latest stops" in (text := body()) else "")
     assert "runs/live" in told or ">live<" in told
+    hold.end()
     until(lambda: "One run, finished." in body())
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=120) == 0
     summary = json.loads((tmp_path / "runs" / "live" / "summary.json").read_text())
     assert f"{summary['student_accuracy']:.2f}" in body()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.hold import Hold
 from tests.visits import IN_A_BROWSER, Visit, browser
 
 pytestmark = IN_A_BROWSER
@@ -25,17 +26,21 @@ def test_a_run_from_its_beginning_to_its_end(browser: Any, board: Start, trainin
     with Visit(browser, served.address) as visit:
         page = visit.page
         assert "There are no runs in this folder yet" in page.inner_text("h1")
-        settings = {"cohorts": 8, "stopping__patience": 15, "stopping__window": 5, "distillation__epochs": 5}
-        training(tmp_path / "runs" / "live", **settings)
+        hold = Hold(tmp_path, 10)
+        settings = {"cohorts": 8, "stopping.patience": 15, "stopping.window": 5, "distillation.epochs": 5}
+        training(tmp_path / "runs" / "live", **hold.settings(settings))
         page.wait_for_selector("[data-figure=live-curves] .mark-line path", timeout=90_000)
         assert "One run, under way." in page.inner_text("h1")
         before = page.evaluate(POINTS)
+        hold.allow(20)
         page.wait_for_function(f"({POINTS})() > {before + 200}", timeout=90_000)
+        hold.allow(50)  # one of the cohorts stops before
         page.wait_for_function(f"({STOPS})() >= 1", timeout=120_000)
         visit.shot("a-stop")
         assert "plateau" in page.inner_text(".stops li")
         speed = page.inner_text("td[data-label='samples/s']")
         assert float(speed.replace(",", "")) > 1
+        hold.end()
         page.wait_for_function("document.querySelector('h1').textContent.includes('finished')", timeout=180_000)
         page.wait_for_selector("[data-figure=trade-off] svg", timeout=60_000)
         visit.shot("the-end")
@@ -131,7 +136,7 @@ def test_a_board_that_has_ended_is_told(browser: Any, board: Start, several: Pat
         page = visit.page
         assert page.locator("#gone:visible").count() == 0
         assert served.stop() == 0
-        page.wait_for_selector("#gone:visible", timeout=30_000)
+        page.wait_for_selector("#gone:visible", timeout=120_000)
         assert "The board does not answer" in page.inner_text("#gone")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from tests.hold import PATH, Hold
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
@@ -139,13 +141,14 @@ def test_a_folder_is_named_where_none_is_given(cpfl_command: Command, tmp_path: 
     assert (tmp_path / path / "summary.json").is_file()
 
 
-def test_two_runs_in_one_second_do_not_collide(cpfl_command: Command, tmp_path: Path) -> None:
+def test_two_runs_in_one_second_do_not_collide(cpfl_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two terminals, or a loop in a shell, start the same experiment in the same second."""
-    while time.time() % 1 > 0.2:
-        time.sleep(0.02)
+    moment, strftime = time.localtime(), time.strftime
+    monkeypatch.setattr(time, "strftime", lambda form, at=moment: strftime(form, at))
     short = ("--set", "clients=4", "--set", "cohorts=1", "--set", "max_rounds=1", "--set", "data.train_limit=200")
     paths = [cpfl_command("run", "digits", *short, "--json").good().json["path"] for _ in range(3)]
     assert len(set(paths)) == 3
+    assert len({re.search(r"\d{8}-\d{6}", path)[0] for path in paths}) == 1  # type: ignore[index]
 
 
 def test_one_cohort_is_plain_federated_learning(cpfl_command: Command, tmp_path: Path) -> None:
@@ -222,22 +225,25 @@ def test_a_module_beside_the_experiment_needs_no_path(cpfl_command: Command, tmp
 
 def test_killed_and_resumed(cpfl_command: Command, tmp_path: Path) -> None:
     """Killed without warning, resumed, and in the end the same records as an unbroken run."""
-    words = ("--set", "max_rounds=40", "--set", "distillation.epochs=1", "--set", "checkpoint_seconds=0.05")
+    hold = Hold(tmp_path, 10)  # it does not end before it is killed
+    chosen = hold.settings({"max_rounds": 40, "distillation.epochs": 1, "checkpoint_seconds": 0})
+    words = [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
     killed = subprocess.Popen(
         [sys.executable, "-m", "cpfl", "run", "digits", *words, "--out", "killed"],
         cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | PATH,
         stdout=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
-        while len(list((tmp_path / "killed" / "checkpoints").glob("*"))) < 4 and time.monotonic() < deadline:
+        deadline = time.monotonic() + 200
+        while len(list((tmp_path / "killed" / "checkpoints").glob("cohort-*.safetensors"))) < 4:
+            assert killed.poll() is None, "the run ended before it was killed"
+            assert time.monotonic() < deadline
             time.sleep(0.01)
     finally:
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-    if (tmp_path / "killed" / "summary.json").is_file():
-        pytest.fail("the run ended before it was killed")
+    hold.end()
     ended = cpfl_command("resume", "killed", "--json").good().json
     whole = cpfl_command("run", "digits", *words, "--out", "whole", "--json").good().json
     for cohort in range(4):
@@ -285,13 +291,14 @@ def test_accounts_by_cohort_add_up(cpfl_command: Command, tmp_path: Path) -> Non
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "cpfl", "run", "digits", "--out", "run"]
+    endless = ("max_rounds=1000000", "stopping.rule=rounds", "stopping.rounds=1000000")
+    words = [sys.executable, "-m", "cpfl", "run", "digits", *(f"--set={word}" for word in endless), "--out", "run"]
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         while not list(tmp_path.glob("run/rounds/*.jsonl")) and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -24,7 +24,7 @@ main()
 """
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 LOOPBACK = {**QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the same, for drivers
-UP_SECONDS = 120.0
+UP_SECONDS = 200.0
 STARTED: list[subprocess.Popen[str]] = []  # programs that a test began
 STORE = 80 * 2**20  # bytes of a node's object store: the smallest that Ray takes
 
@@ -80,13 +80,13 @@ class Nodes:
     def remove(self, process: subprocess.Popen[bytes]) -> None:
         """As if its plug were pulled: all its processes at once."""
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
+        process.wait(120)
         self._processes.remove(process)
 
     def dismiss(self, process: subprocess.Popen[bytes]) -> None:
         """It takes its leave, so that the head knows at once."""
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
+        process.wait(120)
         self._processes.remove(process)
 
     def end(self) -> None:

@@ -125,7 +125,7 @@ for address in (sys.argv[1], f"localhost:{port}", "auto", "", f"192.0.2.1:{port}
 def test_another_cluster_than_the_one_in_use(cluster: Nodes) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", REACHED, cluster.address],
-        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=120,
+        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     *same, elsewhere, nowhere = done.stdout.splitlines()

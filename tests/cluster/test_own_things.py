@@ -81,7 +81,7 @@ for folder in ("", sys.argv[2]):
 def test_the_workers_of_a_node_share_the_population(cluster: Nodes, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOOK, cluster.address, tmp_path],
-        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=120,
+        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():  # data that travel, and data that nodes read

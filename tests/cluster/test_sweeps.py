@@ -82,7 +82,7 @@ for what, more in (
 def test_the_cluster_is_let_go_whatever_happens(cluster: Nodes, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", VAIN, cluster.address, tmp_path / "sweep"],
-        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=120,
+        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     too_many, *no_gpus, cannot_look = done.stdout.splitlines()
     for said in no_gpus:
@@ -120,7 +120,7 @@ def test_runs_on_gpus_have_processes_of_their_own_and_their_drivers_see_the_card
     try:
         done = subprocess.run(
             [sys.executable, "-c", CARDS, cluster.address, tmp_path / "sweep"],
-            env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=120,
+            env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=250,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         runs, drivers = json.loads(done.stdout.splitlines()[-1])

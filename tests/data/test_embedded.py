@@ -61,9 +61,9 @@ def test_letters_are_deterministic_quick_and_the_callers_own() -> None:
     first.x[:] = 0  # type: ignore[assignment]
     assert embedded.letters().fingerprint() == expected
     embedded._drawn_letters.cache_clear()
-    started = time.perf_counter()
+    started = time.process_time()  # of this process: another may have the core
     assert embedded.letters().fingerprint() == expected
-    assert time.perf_counter() - started < 10  # under 1 s on an idle core
+    assert time.process_time() - started < 15  # under 1 s
 
 
 def test_no_letter_is_drawn_like_a_digit() -> None:

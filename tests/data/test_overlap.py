@@ -44,7 +44,7 @@ def test_images_that_lie_scattered_in_memory() -> None:
 
 def test_many_images_are_quick() -> None:
     x = np.arange(40_000, dtype=np.uint32)[:, None].repeat(768, axis=1).view(np.uint8).reshape(-1, 3, 32, 32)
-    started = time.perf_counter()
+    started = time.process_time()  # of this process: another may have the core
     [found] = shared_images({"a": Samples(x[:30_000]), "b": Samples(x[20_000:])})
     assert found.images == 10_000
-    assert time.perf_counter() - started < 5  # about a quarter of a second on an idle core
+    assert time.process_time() - started < 8  # about a quarter of a second; pair by pair it would be hours

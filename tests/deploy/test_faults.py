@@ -24,7 +24,7 @@ from cpfl.runs import records
 
 from .conftest import Fleet
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(600)]
 
 SETTINGS = {
     "data.alpha": 5,
@@ -57,13 +57,23 @@ def test_bad_nodes_are_left_out_by_name(fleet: Callable[..., Fleet], tmp_path: P
     (sound, killed, nan, silent, huge), (fine, late, shape, forged) = random_plan(9, 2, experiment.seed)
     faults = {nan: "nan", silent: "silent", huge: "huge", shape: "shape", forged: "forged"}
     there, out = fleet(secure=False), tmp_path / "run"
+    # Whom a cohort's rounds depend on takes its time until the test has done what it must: rounds are not over before.
+    unkilled, unseen = tmp_path / "unkilled", tmp_path / "unseen"
+    gates = {sound: unkilled, fine: unseen}
     for client in {*range(9)} - {late}:
-        there.node(client, fault=faults.get(client, ""))
-    there.run(there.app(experiment), {"out": str(out), "round-seconds": 10, "wait-seconds": 20, "begin-with": 8})
-    until(there, lambda: len(lines(out, 1)) >= 1, 150)
+        gate: dict[str, Any] = {}
+        if client in gates:
+            gates[client].touch()
+            gate = {"gate": str(gates[client]), "from": 2, "seconds": 5}
+        there.node(client, fault=faults.get(client, ""), **gate)
+    there.run(there.app(experiment), {"out": str(out), "round-seconds": 20, "wait-seconds": 20, "begin-with": 8})
+    until(there, lambda: len(lines(out, 1)) >= 1, 200)
     there.node(late)
-    until(there, lambda: len(lines(out, 0)) >= 1, 150)
+    until(there, lambda: len(lines(out, 0)) >= 1, 200)
     there.kill(f"node-{killed}")  # a round of its cohort is open: one always is
+    unkilled.unlink()
+    until(there, lambda: late in lines(out, 1)[-1]["participants"], 150)
+    unseen.unlink()
     there.finish(150)
 
     first, second = lines(out, 0), lines(out, 1)
@@ -71,8 +81,8 @@ def test_bad_nodes_are_left_out_by_name(fleet: Callable[..., Fleet], tmp_path: P
         assert "not finite" in record["left_out"][str(nan)]
         assert "were due" in record["left_out"][str(huge)]
     reasons = [record["left_out"][str(silent)] for record in first]
-    assert reasons[0] == "no answer in time"
-    assert set(reasons[1:]) == {"still busy with an earlier call"}
+    assert reasons[:2] == ["no answer in time", "still busy with an earlier call"]
+    assert set(reasons) == set(reasons[:2])  # a long run calls it again when the SuperLink has dropped the letter
     assert killed in first[0]["participants"]
     assert str(killed) in first[-1]["left_out"]
     assert all(sound in record["participants"] for record in first)
@@ -100,13 +110,15 @@ def test_a_superlink_is_restarted(fleet: Callable[..., Fleet], tmp_path: Path) -
     settings = {**SETTINGS, "clients": 2, "stopping.rounds": 5}
     experiment = experiment_file.with_settings(experiment_file.load("digits"), settings)
     simulated = cpfl.run(experiment, engine="reference", out=tmp_path / "simulated")
-    there, out = fleet(lasting=True), tmp_path / "run"
-    there.nodes(2, smallest=1)
+    there, out, gate = fleet(lasting=True), tmp_path / "run", tmp_path / "gate"
+    gate.touch()  # no round after the third is trained before the kill
+    there.nodes(2, smallest=1, gate=str(gate), seconds=300, **{"from": 4})
     app = there.app(experiment)
     there.run(app, {"out": str(out)})
-    until(there, lambda: len(lines(out, 0)) >= 2 and len(lines(out, 1)) >= 1, 150)
+    until(there, lambda: len(lines(out, 0)) >= 2 and len(lines(out, 1)) >= 1, 200)
     there.kill("superlink", signal.SIGKILL)
     there.kill("run")
+    gate.unlink()
     kept = {cohort: len(lines(out, cohort)) for cohort in (0, 1)}
     assert not (out / "summary.json").exists()
 

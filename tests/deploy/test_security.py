@@ -14,7 +14,7 @@ from cpfl.deploy.loopback import HOST, free_port
 
 from .conftest import Fleet
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(290)]
 
 
 def knock(fleet: Fleet, name: str, *words: object) -> subprocess.Popen[bytes]:
@@ -23,7 +23,7 @@ def knock(fleet: Fleet, name: str, *words: object) -> subprocess.Popen[bytes]:
     return fleet._start(name, [*start, "--max-retries", 0, "--max-wait-time", 20, *words])
 
 
-def ended(process: subprocess.Popen[bytes], seconds: float = 60.0) -> int:
+def ended(process: subprocess.Popen[bytes], seconds: float = 120.0) -> int:
     return process.wait(seconds)
 
 
@@ -51,7 +51,7 @@ def test_only_registered_nodes_get_in(fleet: Callable[..., Fleet], tmp_path: Pat
     assert "CERTIFICATE_VERIFY_FAILED" in told["other-authority"]
 
     friend = knock(there, "friend", *root, *known)
-    until = time.monotonic() + 40
+    until = time.monotonic() + 120
     while "SuperNode ID" not in there.log("friend").read_text():
         assert friend.poll() is None, there.tail("friend")
         assert time.monotonic() < until, there.tail("friend")

@@ -107,7 +107,7 @@ def test_a_place_that_is_not_done_is_waited_for(places: list[Path], tmp_path: Pa
         return original(messages)
 
     nodes.push_messages = push  # type: ignore[method-assign]
-    assert globally(nodes, tmp_path / "globe").summary["cohorts"] == 2
+    assert globally(nodes, tmp_path / "globe", **{"wait-seconds": 50}).summary["cohorts"] == 2
 
 
 def test_a_quorum_of_places_is_enough(places: list[Path], tmp_path: Path) -> None:

@@ -135,8 +135,12 @@ def test_two_hundred_cohorts(browser: Any, made: Path, tmp_path: Path) -> None:
         bars = visit.page.query_selector("[data-figure=timeline]").evaluate(MARKS)
         assert lines >= 200
         assert bars >= 400
-        took = visit.page.evaluate("performance.now()")
-        assert took < 10_000  # a second on an idle machine; this one may be busy
+        meter = visit.context.new_cdp_session(visit.page)
+        meter.send("Performance.enable", {"timeDomain": "threadTicks"})  # not while another has the core
+        visit.page.reload()
+        visit.page.wait_for_selector("html[data-ready=yes]")
+        took = {one["name"]: one["value"] for one in meter.send("Performance.getMetrics")["metrics"]}
+        assert 0 < took["TaskDuration"] < 10  # about a second
 
 
 def test_a_page_that_is_kept_fresh(browser: Any, runs: Path) -> None:
@@ -166,7 +170,7 @@ def test_a_page_that_is_kept_fresh(browser: Any, runs: Path) -> None:
             shutil.move(hidden, runs / "n4-seed91")
             later = content(find_runs(runs))
             answers["/fresh.json"] = json.dumps(pages.fresh(later))
-            page.wait_for_function("document.querySelector('.runs').rows.length == 7", timeout=20_000)
+            page.wait_for_function("document.querySelector('.runs').rows.length == 7", timeout=120_000)
             assert page.input_value("[data-figure=timeline] select") == "1"
             assert page.locator("[data-seen=yes]").count() == 1, "what had not changed was left where it is"
             drawn = page.query_selector("[data-figure=samples]").evaluate(MARKS)

@@ -4,6 +4,7 @@ dying.py kill K WORDS…     SIGKILL right before its K-th operation on a file o
 dying.py torn K WORDS…     the same before its K-th opening for writing, with a torn half of something left in the file
 dying.py copy DIR WORDS…   dies never, but copies the run folder to DIR/K before its K-th operation: what a kill leaves
 dying.py limit N WORDS…    no file may grow beyond N bytes
+dying.py often S WORDS…    dies never, but writes every S seconds: a fast run too is on disk long before its end
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+from cpfl.runs import keeper
 
 CHANGES = {"os.rename", "os.truncate", "os.remove", "os.mkdir"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
@@ -64,6 +67,8 @@ def main() -> None:
     mode, argument, *words = sys.argv[1:]
     if mode == "limit":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(argument), int(argument)))
+    elif mode == "often":
+        keeper.PAUSE = float(argument)
     else:
         Fate(mode, argument, Path(words[words.index("--out") + 1] if "--out" in words else words[1]))
     sys.argv = ["cpfl", *words]

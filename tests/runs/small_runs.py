@@ -60,7 +60,7 @@ def start_cold(*words: str | Path) -> subprocess.Popen[str]:
 def cpfl(*words: str | Path, driver: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """cpfl to its end."""
     process = start(*words, driver=driver)
-    said, complained = process.communicate(timeout=120)
+    said, complained = process.communicate(timeout=240)
     assert process.returncode is not None
     return subprocess.CompletedProcess(words, process.returncode, said, complained)
 

@@ -10,11 +10,13 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import small_runs
+import standing
 from forked import Forked
 from small_runs import Unbroken
 
@@ -41,7 +43,7 @@ LONGER = {
 def early(path: Path, dice: random.Random) -> Callable[[], bool]:
     """Start-up: somewhere between the interpreter's first line and the first record."""
     until = time.monotonic() + dice.uniform(0.1, 2.5)
-    return lambda: time.monotonic() > until
+    return lambda: time.monotonic() > until or any(path.glob("rounds/*"))
 
 
 def created(path: Path, dice: random.Random) -> Callable[[], bool]:
@@ -86,21 +88,17 @@ def lines(path: Path, pattern: str) -> list[bytes]:
 
 def killed_at(process: subprocess.Popen[str] | Forked, reached: Callable[[], bool]) -> bool:
     """Kill the process when the moment has come; False if it ended before."""
-    while process.poll() is None:
-        if reached():
-            process.kill()
-            break
-        time.sleep(0.001)
+    killed = standing.killed_when(process, reached, 0.005)  # the last moments are short
     _, error = process.communicate()
-    assert process.returncode in (0, -signal.SIGKILL), error
-    return process.returncode != 0
+    assert process.returncode == (-signal.SIGKILL if killed else 0), error
+    return killed
 
 
 @pytest.mark.parametrize(
     ("checkpoint_seconds", "moments"),
     [
         (0, [early, created, training, stopping, distilling, ending]),
-        (0.15, [created, training, training, distilling]),
+        (0.03, [created, training, training, distilling]),
     ],
 )
 def test_killed_again_and_again(
@@ -117,8 +115,9 @@ def test_killed_again_and_again(
         # Before it has a run.json a folder is no run, and the same command starts it.
         begun = (path / "run.json").exists()
         words = ["resume", str(path)] if begun else small_runs.run_words(path, settings)
-        start = small_runs.start_cold if moment is early else small_runs.start
-        kills += killed_at(start(*words), moment(path, dice))
+        reached = moment(path, dice)  # seen from where it stood
+        start = small_runs.start_cold if moment is early else partial(small_runs.start, driver=("often", "0.02"))
+        kills += killed_at(start(*words), reached)
     ended = small_runs.cpfl("resume", path)
     assert ended.returncode == 0, ended.stderr
     assert small_runs.differing(path, unbroken(**settings)) == []

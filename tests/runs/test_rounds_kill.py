@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small_runs
+import standing
 import torch
 from small_runs import Unbroken
 
@@ -70,18 +70,17 @@ class Live(Selection):
 
 LIVE = {
     "clients": 40, "cohorts": 1, "max_rounds": 400, "snapshots": "", "federation.selection": f"{__name__}:Live",
-    "stopping.patience": 400, "checkpoint_seconds": 0.1,
+    "stopping.patience": 400, "checkpoint_seconds": 0.02,
 }  # fmt: skip
 
 
 def test_a_checkpoint_is_of_the_round_it_is_named_after(tmp_path: Path, unbroken: Unbroken) -> None:
     """It is written many rounds after it was made; killed when it is there, the run ends as if it had not been."""
     whole, path = unbroken(**LIVE), tmp_path / "run"
-    process = small_runs.start(*small_runs.run_words(path, LIVE))
-    while process.poll() is None and not list(path.glob("checkpoints/cohort-*.safetensors")):
-        time.sleep(0.001)
-    process.kill()
+    process = small_runs.start(*small_runs.run_words(path, LIVE), driver=("often", "0.05"))
+    killed = standing.killed_when(process, lambda: any(path.glob("checkpoints/cohort-*.safetensors")))
     _, complained = process.communicate()
+    assert killed, complained
     assert process.returncode == -signal.SIGKILL, complained
     resumed = small_runs.cpfl("resume", path, "--device", "cpu")
     assert resumed.returncode == 0, resumed.stderr

@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import small_runs
+import standing
 from small_runs import Unbroken
 from test_checkpoint import Notes
 
 from cpfl import api
-from cpfl.experiment import Experiment
 from cpfl.runs import records
-from cpfl.runs.folder import RunFolder
 
 LONG = {
     "max_rounds": 400,
     "stopping.patience": 400,
     "snapshots": "",
-    "checkpoint_seconds": Experiment.model_fields["checkpoint_seconds"].default,
+    "checkpoint_seconds": 0.1,
 }
+
+
+def counts(path: Path) -> list[tuple[int, int]]:
+    """Of every cohort the rounds that have a checkpoint, and those that have a record."""
+    kept = [0] * 3
+    for file in path.glob("checkpoints/cohort-*.safetensors"):
+        _, cohort, _, number = file.stem.split("-")
+        kept[int(cohort)] = max(kept[int(cohort)], int(number))
+    records_of = [path / "rounds" / f"cohort-{cohort:04d}.jsonl" for cohort in range(3)]
+    written = [len(records.read(file)) if file.exists() else 0 for file in records_of]
+    return list(zip(kept, written, strict=True))
 
 
 def test_what_was_closed_since_the_last_checkpoint(tmp_path: Path, unbroken: Unbroken) -> None:
     path = tmp_path / "run"
-    process = small_runs.start(*small_runs.run_words(path, LONG))
-    while process.poll() is None and sum(1 for _ in path.glob("rounds/*.jsonl")) < 3:
-        time.sleep(0.01)
-    process.kill()
+    process = small_runs.start(*small_runs.run_words(path, LONG), driver=("often", "0.05"))
+    assert standing.killed_when(process, lambda: all(0 < have < found for have, found in counts(path)))
     process.communicate()
-    folder = RunFolder.open(path)
-    written = [len(records.read(folder.rounds(cohort))) for cohort in range(3)]
-    kept = [0] * 3
-    for file in (path / "checkpoints").glob("cohort-*.safetensors"):
-        _, cohort, _, number = file.stem.split("-")
-        kept[int(cohort)] = max(kept[int(cohort)], int(number))
-    assert all(have < found for have, found in zip(kept, written, strict=True))
+    kept, written = zip(*counts(path), strict=True)
     assert sum(written) < 1200  # there is something to be run again
     notes = Notes()
     api.resume(path, device="cpu", watcher=notes)

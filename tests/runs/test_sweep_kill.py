@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import small_runs
+import standing
 
 import cpfl
 from cpfl.errors import RunFolderError
@@ -64,16 +65,10 @@ def test_killed_again_and_again(jobs: int, moments: tuple[int, ...], tmp_path: P
     out, kills = tmp_path / "s", 0
     for target in moments:  # rounds of all runs together; there are 600
         process = small_runs.start(*words(out, jobs))
-        until = time.monotonic() + 100
-        while process.poll() is None and lines(out) < target:
-            assert time.monotonic() < until
-            time.sleep(0.005)
-        if process.poll() is None:
-            process.kill()
-            kills += 1
+        kills += standing.killed_when(process, lambda: lines(out) >= target)  # noqa: B023  (called at once)
         process.communicate()
         wait_for_children(out)
-    assert kills >= 2
+    assert kills == len(moments)
     assert not all((out / name / "summary.json").exists() for name in NAMES)
     untouched = {
         file: file.stat().st_mtime_ns
@@ -91,7 +86,7 @@ def test_killed_again_and_again(jobs: int, moments: tuple[int, ...], tmp_path: P
 
 def wait_for_children(out: Path) -> None:
     """Processes of a killed sweep end by themselves, and with them their locks."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while not all(free(path.parent) for path in out.glob("*/run.json")):
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -112,14 +107,16 @@ def test_a_killed_worker_costs_its_runs_only(tmp_path: Path, whole: Path) -> Non
     """Somebody, the system short of memory perhaps, kills one of the processes."""
     out = tmp_path / "s"
     process = small_runs.start(*words(out, 2))
-    until = time.monotonic() + 100
     while lines(out) < 30:
+        time.sleep(standing.STEP)
+        still = standing.halt(process.pid)
         assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.005)
+        if lines(out) < 30:
+            standing.go_on(still)
     children = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "spawn_main"], capture_output=True, text=True)
     os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
-    _, error = process.communicate(timeout=120)
+    standing.go_on(still)
+    _, error = process.communicate(timeout=200)
     assert process.returncode == 1, error
     failed = [line for line in error.splitlines() if "was killed while this run went on" in line]
     assert 1 <= len(failed) <= 2

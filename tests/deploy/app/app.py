@@ -36,13 +36,21 @@ def test():
     return samples.x, samples.y
 
 
+def wait_at(gate, first, seconds, message):
+    """From a round on: not before the gate is gone, or it has waited so long."""
+    if message.metadata.message_type == "train" and letters.Task.read(message.content["config"]).train >= first:
+        end = time.monotonic() + seconds
+        while gate.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+
+
 def misbehave(message, context, call_next):
     """What the node's fault does to its answers."""
     fault, kind = context.node_config.get("fault", ""), message.metadata.message_type
     if fault == "silent" and kind == "train":
         time.sleep(600)
-    if fault == "slow" and kind == "train":
-        time.sleep(float(context.node_config["seconds"]))
+    if gate := context.node_config.get("gate"):
+        wait_at(Path(gate), int(context.node_config["from"]), float(context.node_config["seconds"]), message)
     reply = call_next(message, context)
     content = reply.content
     if fault == "hoarder" and kind == "query.enrol":
