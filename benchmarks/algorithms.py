@@ -3,7 +3,8 @@
 The same lanes, the same drawn images; only the parts differ. Lanes are stepped in turns, so that what else the machine
 does falls on all alike, and the medians are compared. A client's coming and going (its rows in and out) is timed apart,
 and so is a round's end (the server part makes the next model of its clients', and it is judged); both are shared out
-over the steps between two of them.
+over the steps between two of them. FedAvg is given rounds of as many clients as the other has: ending rounds more often
+is no property of an algorithm.
 
     python benchmarks/algorithms.py --device cuda --out results/algorithms/steps.json
     python benchmarks/algorithms.py --presets femnist --lanes 32 --precision tf32 --only adam,scaffold --out steps.json
@@ -65,6 +66,10 @@ class Rig:
     steps_of_a_client: float
     steps_of_a_round: float  # of all lanes, until as many clients have ended as make a round
 
+    def share(self, step: float, change: float, end: float) -> float:
+        """A step with its part of clients' coming and going and of rounds' ends."""
+        return step + change / self.steps_of_a_client + end / self.steps_of_a_round
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -107,29 +112,25 @@ def measured(
     print(f"{'algorithm':18}" + "".join(f"{head:>12}" for head in heads))
     for name in names:
         other = base if name == "fedavg" else rig_of(name, preset, precision, count, device)
-        fedavg, (step, change, end, whole) = in_turns([base, other], steps, device)
+        fedavg, (step, change, end) = in_turns([base, other], steps, device)
+        whole = other.share(step, change, end)
         row = {"step_ms": step, "in_out_ms": change, "join_ms": end, "together_ms": whole}
-        rows.append({"algorithm": name, **row, "ratio": whole / fedavg[-1], "aim": AIM.get(name, 1.5)})
+        rows.append({"algorithm": name, **row, "ratio": whole / other.share(*fedavg), "aim": AIM.get(name, 1.5)})
         told = "".join(f"{value:12.3f}" for value in row.values())
         print(f"{name:18}{told}{rows[-1]['ratio']:12.2f}{rows[-1]['aim']:12.1f}", flush=True)
     return rows
 
 
-def in_turns(pair: list[Rig], steps: int, device: torch.device) -> list[tuple[float, float, float, float]]:
-    """Milliseconds of each: a step, all clients' coming and going, a round's end, and a step with its share of both."""
-    times: list[list[tuple[float, float, float]]] = [[], []]
+def in_turns(pair: list[Rig], steps: int, device: torch.device) -> list[list[float]]:
+    """Milliseconds of each: a step, all clients' coming and going, a round's end."""
+    times: list[list[tuple[float, ...]]] = [[], []]
     for turn in range(steps + 5):
         for rig, taken in zip(pair, times, strict=True):
             works = (rig.lanes.step, lambda rig=rig: replace(rig.lanes), lambda rig=rig: rig.judging.start([rig.round]))
             spent = tuple(timed(work, device) for work in works)
             if turn >= 5:
                 taken.append(spent)
-    found = []
-    for rig, taken in zip(pair, times, strict=True):
-        step, change, end = (1e3 * statistics.median(column) for column in zip(*taken, strict=True))
-        whole = step + change / rig.steps_of_a_client + end / rig.steps_of_a_round
-        found.append((step, change, end, whole))
-    return found
+    return [[1e3 * statistics.median(column) for column in zip(*taken, strict=True)] for taken in times]
 
 
 def rig_of(name: str, preset: str, precision: str, count: int, device: torch.device) -> Rig:
@@ -161,8 +162,7 @@ def replace(lanes: Lanes) -> None:
     lanes.harvest([(lane, lane % 4, lane, 1.0, lane % seats) for lane in range(lanes.count)])
     lanes.fill([(lane, lane % 4, lane, 1e-6, 0) for lane in range(lanes.count)])
     if lanes._bench.keeping.aged:  # at worst all of them begin with an older model
-        for lane in range(lanes.count):
-            lanes.begin_from(lane, lanes._bench.models_NP[0])
+        lanes.begin_from(range(lanes.count), [lanes._bench.models_NP[0]] * lanes.count)
 
 
 def timed(work: Callable[[], None], device: torch.device) -> float:

@@ -14,6 +14,7 @@ not done again, a broken one is gone on with. Each writes the json, and the tabl
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,9 +98,14 @@ def numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
+def plain(name: str) -> str:
+    """A row's name as a folder's."""
+    return "-".join(re.findall(r"[\w-]+", name))
+
+
 def done(name: str, cohorts: int, seed: int, words: argparse.Namespace) -> None:
     """One run, unless it is done or somebody is at it."""
-    path = words.runs / f"{name.replace(': ', '-').replace(', ', '-')}-n{cohorts:02d}-seed{seed}"
+    path = words.runs / f"{plain(name)}-n{cohorts:02d}-seed{seed}"
     common: dict[str, Any] = {"data": words.data, "engine": words.engine, "device": words.device}
     try:
         if (path / "summary.json").is_file():
@@ -124,7 +130,7 @@ def finished(runs: Path) -> list[dict[str, Any]]:
     for path in sorted(runs.glob("*-n*-seed*/summary.json")):
         told = files.read_json(path)
         for name in ROWS:
-            if path.parent.name.startswith(f"{name.replace(': ', '-').replace(', ', '-')}-n"):
+            if path.parent.name.startswith(f"{plain(name)}-n"):
                 kept = ("teacher_accuracy_std", "wall_seconds", "distill_seconds", "engine", "device", "cut_off")
                 row = {"row": name, "cohorts": told["cohorts"], "seed": told["seed"]}
                 found.append(row | {key: told[key] for key in (*FIGURES, *kept)})
