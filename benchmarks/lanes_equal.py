@@ -1,8 +1,10 @@
 """Do lanes train what the plain loop trains? Whole runs on float64, ragged clients, n from 1 to M, on this device.
 
-On a GPU also: how exact the kernels are, whether a run repeats bit by bit, and what happens when memory is short.
+Also how exact the kernels are, whether a run repeats bit by bit in another process, and on a GPU what happens when
+memory is short. A check that fails is told of in its place, and the next one begins.
 
 python benchmarks/lanes_equal.py --out results/lanes-equal.json
+python benchmarks/lanes_equal.py --out equal.json --device cpu --only kernels "n = 1"
 """
 
 from __future__ import annotations
@@ -10,119 +12,321 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import subprocess
+import sys
 import tempfile
+import time
+import traceback
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 import cpfl
-from cpfl import experiment_file
+from cpfl import experiment_file, method, models
 from cpfl.bench import drawn
 from cpfl.engines import choice
-from cpfl.problem import prepare
-from cpfl.stacked import conv
+from cpfl.engines.base import Engine
+from cpfl.engines.mishaps import short_of_memory
+from cpfl.opening import torch_device
+from cpfl.problem import Problem, prepare
+from cpfl.stacked import layers
 
 BASE = {"precision": "float64", "max_rounds": 8, "distillation.epochs": 1}
-ALLOWED = (1500, 1000, 750, 600, 500, 400)  # MiB for the lanes, tried until they are too few
-CASES = {
+ROUNDING = 1e-9  # of float64, over a whole run
+FEW = {"federation.participation": 0.4}
+CASES: dict[str, dict[str, Any]] = {
     "n = 4, momentum": {},
     "n = 1": {"cohorts": 1},
     "n = M": {"cohorts": 40},
     "no momentum": {"federation.momentum": 0.0},
-    "partial, by samples": {"federation.participation": 0.4, "federation.weights": "samples"},
+    "partial, by samples": {**FEW, "federation.weights": "samples"},
     "local steps": {"federation.local_steps": 3},
     "batch larger than most clients": {"federation.batch_size": 64},
     "convolutions": {"model.name": "femnist-cnn", "max_rounds": 3},
+    "over-selection, crashes": {
+        **FEW, "federation.over_selection": 0.5, "devices.crash_rate": 0.4, "federation.minimum": 4,
+    },
+    "deadline, the late are left out": {"federation.deadline": 8, "federation.local_epochs": 2},
+    "deadline, partial work": {"federation.deadline": 8, "federation.late": "partial", "federation.local_epochs": 2},
+    "the late join later": {**FEW, "federation.over_selection": 1.0, "federation.late": "stale"},
+    "buffered, crashes": {"federation.buffer": 3, "federation.concurrency": 6, "devices.crash_rate": 0.2},
+}  # fmt: skip
+Shape = tuple[int, ...]
+LAYERS: dict[str, list[tuple[nn.Module, Shape]]] = {  # some of GN-LeNet's, and odd ones: each shape is compiled anew
+    "convolution": [
+        (nn.Conv2d(3, 32, 5, padding=2), (3, 32, 32)),
+        (nn.Conv2d(32, 64, 5, padding=2), (32, 7, 7)),
+        (nn.Conv2d(5, 7, (3, 5), padding=(0, 2), bias=False), (5, 9, 11)),
+    ],
+    "group normalisation": [
+        (nn.GroupNorm(2, 32), (32, 15, 15)),
+        (nn.GroupNorm(7, 7, affine=False), (7, 9, 11)),
+    ],
+    "pooling": [
+        (nn.MaxPool2d(3, 2), (32, 32, 32)),
+        (nn.MaxPool2d((3, 2), stride=(1, 2), padding=(1, 0)), (7, 9, 11)),
+    ],
 }
+LANES, BATCH = 4, 20
+LARGEST = {"float32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}  # difference to exact arithmetic, as a share of the largest
+SHARES = (0.75, 0.6, 0.5)  # of the memory that the lanes took, tried until it is too little
 
 
-def kernels(device: torch.device) -> list[dict[str, Any]]:
-    """How far the lane layers' kernels are from torch's own layers in exact arithmetic, as a share of the largest."""
-    rows = []
-    for name, numbers in (("exact", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
-        worst: dict[str, float] = {}
-        for side, channels, outputs in ((36, 4, 32), (19, 32, 32), (11, 32, 64)):
-            x, w = torch.randn(8, 20, side, side, channels), torch.randn(8, 5, 5, channels, outputs)
-            x, w = (value.to(device, numbers) for value in (x, w))
-            torch.backends.cuda.matmul.allow_tf32 = name != "exact"
-            ours = conv.lane_conv(x, w, None)
-            g = torch.randn_like(ours)
-            slopes = conv.lane_conv_slopes(x, g)
-            # The same numbers in double precision, by torch's own convolution.
-            right = conv.lane_conv(x.double().cpu(), w.double().cpu(), None)
-            steep = conv.lane_conv_slopes(x.double().cpu(), g.double().cpu())
-            for what, mine, true in (("convolution", ours, right), ("weights' gradient", slopes, steep)):
-                away = ((mine.double().cpu() - true).abs().max() / true.abs().max()).item()
-                worst[what] = max(worst.get(what, 0.0), away)
-        rows.append({"arithmetic": name, **worst})
-        print(rows[-1], flush=True)
-    return rows
+def strided() -> nn.Module:
+    """Two convolutions for which lanes have no kernel: torch's own compute them in any arithmetic."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, groups=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
 
 
-def repeats(precision: str) -> dict[str, Any]:
-    """Two runs of one experiment on the GPU, compared bit by bit."""
-    settings = {**BASE, "precision": precision, "model.name": "femnist-cnn", "max_rounds": 10}
+MODELS: dict[str, dict[str, Any]] = {
+    "femnist-cnn": {"settings": {"model.name": "femnist-cnn"}},
+    "strided and grouped": {"model": strided},
+}
+MEMORY = "short of memory"
+REPEATS = {f"{model}, {precision}": (model, precision) for precision in LARGEST for model in MODELS}
+
+
+def apart(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> float:
+    """The largest difference between two runs' records; what is no number must be the same."""
+    worst = 0.0
+    for a, b in zip(theirs, ours, strict=True):
+        for key, value in a.items():
+            if isinstance(value, float):
+                worst = max(worst, abs(value - b[key]))
+            elif value != b[key]:
+                raise AssertionError(f"cohort {a['cohort']}, round {a['round']}: {key} is {b[key]}, not {value}")
+    return worst
+
+
+def models_apart(ours: models.State, theirs: models.State) -> float:
+    """The largest difference between two models' parameters."""
+    return max((ours[name].double() - value.double()).abs().max().item() for name, value in theirs.items())
+
+
+def equal(case: str, device: str) -> dict[str, Any]:
+    """One kind of run by the plain loop and in lanes."""
     with tempfile.TemporaryDirectory() as place:
-        one, two = (cpfl.run("digits", out=Path(place) / k, engine="lanes", settings=settings) for k in "ab")
-        same = all(torch.equal(one.model[name], value) for name, value in two.model.items())
-        found = {"precision": precision, "records": one.rounds == two.rounds, "global model": same}
-    print(found, flush=True)
-    return found
+        plain, lanes = (
+            cpfl.run("digits", out=Path(place) / e, engine=e, device=device, settings=BASE | CASES[case])
+            for e in ("reference", "lanes")
+        )
+        records, model = apart(lanes.rounds, plain.rounds), models_apart(lanes.model, plain.model)
+        wasted = sum(record.get("wasted_cpu_seconds", 0) for record in plain.rounds)
+        done = {"case": case, "rounds": len(plain.rounds), "records": records, "global model": model}
+        return {**done, "wasted cpu seconds": wasted, "ok": max(records, model) < ROUNDING}
 
 
-def short_of_memory(device: torch.device) -> dict[str, Any]:
-    """How many lanes are left when most of the GPU's memory is not to be had."""
-    settings = {"cohorts": 16, "precision": "bf16", "devices.trace": "synthetic", "data.public_fit": "exact"}
+def kernels(precision: str, device: torch.device) -> dict[str, Any]:
+    """How far the lanes' layers and all their gradients are from torch's own in exact arithmetic, on the same numbers.
+
+    What is computed on a CPU is what the layers do where there are no kernels.
+    """
+    models.choose_arithmetic(precision)
+    numbers = torch.bfloat16 if precision == "bf16" else torch.float32
+    away: dict[str, list[float]] = {}
+    draw = torch.Generator().manual_seed(0)
+
+    def some(shape: Shape, offset: float = 0.0) -> Tensor:
+        return (torch.randn(shape, generator=draw) + offset).to(numbers).double()
+
+    for kind, cases in LAYERS.items():
+        for layer, shape in cases:
+            params = {name: some((LANES, *value.shape)) for name, value in layer.named_parameters()}
+            values = {"input": some((LANES, BATCH, *shape), 0.5), **params}
+            weights = dict.fromkeys(params, torch.float32)  # as in training: layers round what they need rounded
+            true = {name: value.requires_grad_() for name, value in values.items()}
+            mine = {
+                name: value.detach().to(device, weights.get(name, numbers)).requires_grad_()
+                for name, value in values.items()
+            }
+            right = _all_lanes(nn.Sequential(layer), true)
+            out = _all_lanes(layers.fit(nn.Sequential(layer), numbers).to(device), mine)
+            g = some(tuple(right.shape))
+            slopes = torch.autograd.grad(out, list(mine.values()), g.to(device, out.dtype))
+            steep = torch.autograd.grad(right, list(true.values()), g)
+            names = [kind, *(f"{kind}: gradient of {name}" for name in values)]
+            for name, found, exact in zip(names, (out, *slopes), (right, *steep), strict=True):
+                far = (found.detach().double().cpu() - exact.detach()).abs().max() / exact.detach().abs().max()
+                away.setdefault(name, []).append(far.item())
+    worst = {name: torch.tensor(shares).max().item() for name, shares in away.items()}  # NaN if there is one
+    fine = all(share <= LARGEST[precision] for share in worst.values())
+    return {"arithmetic": precision, **worst, "largest allowed": LARGEST[precision], "ok": fine}
+
+
+def _all_lanes(module: nn.Module, values: dict[str, Tensor]) -> Tensor:
+    """What a module of one layer makes of all lanes' inputs, with their own parameters."""
+    params = {f"0.{name}": value for name, value in values.items() if name != "input"}
+    one: Callable[..., Tensor] = lambda p, x: functional_call(module, p, (x,))  # noqa: E731
+    return vmap(one)(params, values["input"]) if params else vmap(module)(values["input"])
+
+
+class Twins:
+    """Two processes that do the same runs, each by itself: libraries that choose by timing choose in each anew."""
+
+    def __init__(self, device: str, names: Collection[str]) -> None:
+        self._place = tempfile.TemporaryDirectory()
+        self._folders = [Path(self._place.name) / which for which in "ab"]
+        command = [sys.executable, __file__, "--device", device, "--only", *names]
+        self._both = [
+            subprocess.Popen([*command, "--runs-in", str(folder)], stdout=subprocess.PIPE, text=True)
+            for folder in self._folders
+        ]
+
+    def compare(self, name: str) -> dict[str, Any]:
+        """The two runs of this name, when both have ended; names are asked for in order."""
+        for process in self._both:
+            assert process.stdout is not None
+            if not any(line.strip() == name for line in process.stdout):
+                raise RuntimeError(f"a process ended with {process.wait()} before it had run {name}")
+        one, two = (cpfl.load_run(folder / name) for folder in self._folders)
+        alike = {"records": one.rounds == two.rounds}
+        alike["global model"] = all(torch.equal(one.model[key], value) for key, value in two.model.items())
+        far = {"records apart": apart(one.rounds, two.rounds), "models apart": models_apart(one.model, two.model)}
+        return {"run": name, **alike, **far, "ok": all(alike.values())}
+
+
+class Aside:
+    """One kind of check in a process of its own, while the others go on here."""
+
+    def __init__(self, kind: str, device: str) -> None:
+        self._place, self._kind = tempfile.TemporaryDirectory(), kind
+        self._out = Path(self._place.name) / "outcome.json"
+        command = [sys.executable, __file__, "--device", device, "--only", kind, "--out", str(self._out)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def entry(self) -> dict[str, Any]:
+        """What it found, when it has ended."""
+        self._process.wait()
+        found: dict[str, Any] = json.loads(self._out.read_text())[self._kind][0]
+        return found
+
+
+def runs_in(folder: Path, device: str, names: Collection[str]) -> None:
+    """One twin's work: a run after the other, and a line when each has ended."""
+    for name in names:
+        model, precision = REPEATS[name]
+        own = dict(MODELS[model])
+        settings = {"precision": precision, "max_rounds": 5, "distillation.epochs": 1, **own.pop("settings", {})}
+        try:
+            cpfl.run("digits", out=folder / name, engine="lanes", device=device, settings=settings, **own)
+        except Exception:
+            traceback.print_exc()
+        print(name, flush=True)
+
+
+def halved(device: torch.device, samples: int = 50_000) -> dict[str, Any]:
+    """Two rounds with fewer lanes, since the GPU's memory is not to be had, beside two with all of it."""
+    settings = {
+        "cohorts": 16, "precision": "bf16", "devices.trace": "synthetic", "data.public_fit": "exact",
+        "stopping.rule": "rounds", "stopping.rounds": 2, "snapshots": "",
+    }  # fmt: skip
     experiment = experiment_file.with_settings(experiment_file.load("cifar10", []), settings)
-    problem = prepare(experiment, [], drawn(experiment, 50_000))
+    problem = prepare(experiment, [], drawn(experiment, samples))
     notes: list[str] = []
+    before = _free()
+    torch.cuda.reset_peak_memory_stats()
+    engine = choice.engine("lanes", problem, device, notes.append)
+    taken = torch.cuda.max_memory_reserved() - before
+    wanted, right = _lanes(engine), _records(engine, problem)
+    found: dict[str, Any] = {"all the memory, MiB": taken >> 20, "lanes with it": wanted}
     total = torch.cuda.get_device_properties(device).total_memory
-    for allowed in ALLOWED:
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + allowed * 2**20) / total)
-        lanes = choice.engine("lanes", problem, device, notes.append)
-        torch.cuda.set_per_process_memory_fraction(1.0)
-        found = {"allowed MiB": allowed, "notes": notes, "lanes": lanes._large.count}  # type: ignore[attr-defined]
-        print(found, flush=True)
-        if notes:
-            break
-        del lanes
-        gc.collect()
-    return found
+    for share in SHARES:
+        del engine
+        allowed = _free() + int(share * taken)
+        torch.cuda.set_per_process_memory_fraction(allowed / total)
+        try:
+            engine = choice.engine("lanes", problem, device, notes.append)
+            if notes or share == SHARES[-1]:
+                found |= {"allowed MiB": int(share * taken) >> 20, "notes": notes, "lanes": _lanes(engine)}
+                try:
+                    records = _records(engine, problem)
+                except Exception as error:
+                    if not short_of_memory(error):
+                        raise
+                    found["while training"] = models.first_line(error)
+                    torch.cuda.set_per_process_memory_fraction(1.0)
+                    records = _records(engine, problem)
+                break
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+    found["records"] = apart(records, right)
+    fine = len(notes) == 1 and _lanes(engine) < wanted and "while training" not in found
+    return {**found, "ok": fine and found["records"] < LARGEST["bf16"]}
+
+
+def _free() -> int:
+    """Give back all memory that nothing refers to; the bytes that are still held."""
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def _lanes(engine: Engine) -> int:
+    return int(engine._large.count)  # type: ignore[attr-defined]
+
+
+def _records(engine: Engine, problem: Problem) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    engine.federate(method.plan(problem), lambda session, closed: lines.append(closed.record.as_dict()))
+    return sorted(lines, key=lambda line: (line["cohort"], line["round"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("lanes-equal.json"))
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="a kind of check, or one by its own name")
+    parser.add_argument("--runs-in", type=Path, help=argparse.SUPPRESS)  # a twin's
     words = parser.parse_args()
-    rows = []
-    for name, settings in CASES.items():
-        with tempfile.TemporaryDirectory() as place:
-            plain, lanes = (
-                cpfl.run("digits", out=Path(place) / e, engine=e, device=words.device, settings=BASE | settings)
-                for e in ("reference", "lanes")
-            )
-            worst = 0.0
-            for a, b in zip(plain.rounds, lanes.rounds, strict=True):
-                for key, value in a.items():
-                    if isinstance(value, float):
-                        worst = max(worst, abs(value - b[key]))
-                    else:
-                        assert value == b[key], (name, key, value, b[key])
-            model = max((plain.model[k] - lanes.model[k]).abs().max().item() for k in plain.model)
-            rows.append({"case": name, "rounds": len(plain.rounds), "records": worst, "global model": model})
-            print(f"{name:32} {len(plain.rounds):5} rounds   records {worst:.1e}   model {model:.1e}", flush=True)
-    outcome: dict[str, Any] = {"machine": "cpu", "torch": torch.__version__, "rows": rows}
-    words.out.write_text(json.dumps(outcome, indent=2) + "\n")
-    if torch.cuda.is_available():
-        device = torch.device("cuda")
-        outcome |= {"machine": torch.cuda.get_device_name(), "kernels": kernels(device)}
-        outcome["repeats"] = [repeats(precision) for precision in ("tf32", "bf16")]
-        words.out.write_text(json.dumps(outcome, indent=2) + "\n")
-        outcome["short of memory"] = short_of_memory(device)
-        words.out.write_text(json.dumps(outcome, indent=2) + "\n")
+    if words.runs_in:
+        runs_in(words.runs_in, words.device, words.only)
+        return
+    device = torch_device(words.device)
+    checks: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
+        *(("rows", case, partial(equal, case, str(device))) for case in CASES),
+        *(("kernels", precision, partial(kernels, precision, device)) for precision in LARGEST),
+    ]
+    outcome: dict[str, Any] = {"machine": "cpu", "torch": torch.__version__}
+    if device.type == "cuda":
+        outcome["machine"] = torch.cuda.get_device_name(device)
+        checks.append((MEMORY, "halved", partial(halved, device)))
+    unknown = {*words.only} - {name for kind, name, _ in checks for name in (kind, name)} - {"repeats", *REPEATS}
+    if unknown:
+        parser.error(f"--only knows no {', '.join(sorted(unknown))}")
+    repeats = [name for name in REPEATS if not words.only or {"repeats", name} & {*words.only}]
+    twins = Twins(str(device), repeats) if repeats else None  # they work while the other checks go on
+    checks = [check for check in checks if not words.only or {*check[:2]} & {*words.only}]
+    checks += [("repeats", name, partial(twins.compare, name)) for name in repeats if twins]
+    if len(checks) > 1 and (last := [check for check in checks if check[0] == MEMORY]):
+        checks = [check for check in checks if check not in last]
+        checks.append((MEMORY, "halved", Aside(MEMORY, str(device)).entry))
+    fine, start = True, time.perf_counter()
+    for kind, name, check in checks:
+        began = time.perf_counter()
+        try:
+            entry = check()
+        except Exception as error:
+            traceback.print_exc()
+            entry = {"check": name, "error": f"{type(error).__name__}: {models.first_line(error)}", "ok": False}
+        fine = fine and entry["ok"]
+        entry.setdefault("seconds", round(time.perf_counter() - began, 1))
+        print(kind, json.dumps(entry), flush=True)
+        outcome.setdefault(kind, []).append(entry)
+        outcome |= {"ok": fine, "seconds": round(time.perf_counter() - start, 1)}
+        words.out.write_text(json.dumps(outcome, indent=2, ensure_ascii=False) + "\n")
+    sys.exit(not fine)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Where does the time of a lane run go? A bare step, the whole loop, and the kernels of some steps.
+"""Where does the time of a lane run go? A bare step, the whole loop, the kernels of some steps, the host's functions.
 
 python benchmarks/lanes_profile.py --data DIR --out results/lanes-profile.json
+python benchmarks/lanes_profile.py --set devices.trace=synthetic --set data.public_fit=exact --out profile.json
 """
 
 from __future__ import annotations
@@ -10,87 +11,185 @@ import cProfile
 import json
 import pstats
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from cpfl import experiment_file, method
+from cpfl.bench import drawn
 from cpfl.data.federated import Given
 from cpfl.engines.lanes import LaneEngine
-from cpfl.problem import prepare
+from cpfl.engines.lanes.step import Lanes
+from cpfl.opening import torch_device
+from cpfl.problem import Problem, prepare
+
+ROWS, NAME = 15, 70  # of a table; characters of a name
+Row = dict[str, Any]
 
 
-def bare(step: object, count: int = 100) -> float:
+class Watch:
+    """Some work, and the seconds that its calls took: on a GPU by the GPU's clock, waiting for the host left out."""
+
+    def __init__(self, work: Callable[[], None], device: torch.device) -> None:
+        self._work, self._on_gpu = work, device.type == "cuda"
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._seconds, self.calls = 0.0, 0
+
+    def __call__(self) -> None:
+        """Do it."""
+        self.calls += 1
+        if self._on_gpu:
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            first.record()
+            self._work()
+            last.record()
+            self._marks.append((first, last))
+        else:
+            began = time.perf_counter()
+            self._work()
+            self._seconds += time.perf_counter() - began
+
+    def seconds(self) -> float:
+        """So far; the GPU has done all of it."""
+        return self._seconds + sum(float(first.elapsed_time(last)) for first, last in self._marks) / 1000
+
+
+def done(device: torch.device) -> float:
+    """The time at which the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def bare(step: Callable[[], None], device: torch.device, count: int) -> float:
     """Milliseconds of one step, nothing else going on."""
-    assert callable(step)
-    for _ in range(10):
+    for _ in range(count // 10):
         step()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
+    began = done(device)
     for _ in range(count):
         step()
-    torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - began) / count
+    return 1000 * (done(device) - began) / count
+
+
+def kernels(step: Callable[[], None], device: torch.device, count: int = 5) -> list[Row]:
+    """What some steps run on the device, the longest first."""
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+        for _ in range(count):
+            step()
+        done(device)
+    timed = [
+        (str(one.key), (one.self_device_time_total if on_gpu else one.self_cpu_time_total) / 1000, int(one.count))
+        for one in seen.key_averages()
+        if one.device_type.name == ("CUDA" if on_gpu else "CPU") and not one.is_user_annotation
+    ]
+    return table(timed)
+
+
+def host(work: Callable[[], None]) -> list[Row]:
+    """What the host runs meanwhile, by time in the function itself."""
+    seen = cProfile.Profile()
+    seen.runcall(work)
+    stats: dict[tuple[str, int, str], tuple[Any, ...]] = pstats.Stats(seen).stats  # type: ignore[attr-defined]
+    return table(
+        [
+            (f"{Path(file).name}:{line} {name}", 1000 * own, calls)
+            for (file, line, name), (_, calls, own, *_) in stats.items()
+        ]
+    )
+
+
+def table(timed: list[tuple[str, float, int]]) -> list[Row]:
+    """The top of a list of names, milliseconds and calls, with each one's share of all."""
+    whole = sum(ms for _, ms, _ in timed)
+    first = sorted((one for one in timed if one[1] > 0), key=lambda one: -one[1])[:ROWS]
+    return [
+        {"name": name[:NAME], "ms": round(ms, 3), "calls": calls, "share": round(ms / whole, 4)}
+        for name, ms, calls in first
+    ]
+
+
+def loop(engine: LaneEngine, problem: Problem, device: torch.device) -> dict[str, Any]:
+    """A whole federation: its rate, and how many of its seconds the device spent in what."""
+    large, judging = engine._large, engine._judging
+    steps, looks, made = Watch(large.step, device), [Watch(judging._make, device), Watch(judging.look, device)], [0.0]
+    before, few, fewer = (large.step, judging._make, judging.look), list[Watch](), engine._fewer
+
+    def small() -> Lanes | None:
+        began = done(device)
+        lanes = fewer()
+        made[0] += done(device) - began
+        if lanes is not None and not few:
+            few.append(Watch(lanes.step, device))
+            lanes.step = few[0]
+        return lanes
+
+    large.step, (judging._make, judging.look), engine._fewer = steps, looks, small  # type: ignore[method-assign]
+    sessions = method.plan(problem)
+    began = done(device)
+    engine.federate(sessions, lambda session, closed: None)
+    seconds = done(device) - began
+    large.step, judging._make, judging.look = before
+    engine._fewer = fewer  # type: ignore[method-assign]
+    samples, batch = sum(session.samples for session in sessions), problem.experiment.federation.batch_size
+    places = steps.calls * large.count + sum(watch.calls for watch in few) * engine._few
+    parts = {
+        "steps": steps.seconds() + sum(watch.seconds() for watch in few),
+        "judging": sum(watch.seconds() for watch in looks),
+        "making the small lanes": made[0],
+    }
+    return {
+        "seconds": seconds,
+        "samples_per_second": samples / seconds,
+        "steps": steps.calls,
+        "small steps": sum(watch.calls for watch in few),
+        "looks": looks[1].calls,
+        "filled": samples / batch / places,
+        "seconds in": {**parts, "the rest": seconds - sum(parts.values())},
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, help="without it, images are drawn")
+    parser.add_argument("--samples", type=int, default=50_000, help="images to draw")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--lanes", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=100, help="bare ones")
     parser.add_argument("--set", action="append", default=[])
     words = parser.parse_args()
     rule = {"stopping.rule": "rounds", "stopping.rounds": words.rounds, "snapshots": ""}
     experiment = experiment_file.with_settings(experiment_file.load("cifar10", words.set), rule)
-    problem = prepare(experiment, [words.data], Given())
-    device = torch.device("cuda")
+    given = Given() if words.data else drawn(experiment, words.samples)
+    problem = prepare(experiment, [words.data] if words.data else [], given)
+    device = torch_device(words.device)
     engine = LaneEngine(problem, device, words.lanes)
-    batch = experiment.federation.batch_size
-    outcome = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "precision": experiment.precision}
-    for name, lanes in (("large", engine._large),):
-        milliseconds = bare(lanes.step)
-        outcome[f"{name} step"] = {
-            "lanes": lanes.count,
-            "ms": milliseconds,
-            "samples_per_second": 1000 * lanes.count * batch / milliseconds,
-        }
-    outcome["judge ms"] = bare(engine._judging.look)
-    print(json.dumps(outcome, indent=2), flush=True)
-    steps, inner = [0], engine._large.step
-
-    def counted() -> None:
-        steps[0] += 1
-        inner()
-
-    engine._large.step = counted
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as gpu:
-        for _ in range(5):
-            engine._large.step()
-        torch.cuda.synchronize()
-    print(
-        gpu.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=70)[:9000], flush=True
-    )
-    steps[0] = 0
-    sessions = method.plan(problem)
-    host = cProfile.Profile()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    host.enable()
-    engine.federate(sessions, lambda session, closed: None)
-    host.disable()
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
-    samples = sum(session.samples for session in sessions)
-    outcome["loop"] = {
-        "seconds": seconds,
-        "samples_per_second": samples / seconds,
-        "steps": steps[0],
-        "filled": samples / batch / (steps[0] * engine._large.count),
+    step, count = engine._large.step, engine._large.count
+    outcome: dict[str, Any] = {
+        "machine": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "precision": experiment.precision,
+        "cohorts": experiment.cohorts,
     }
-    print(json.dumps(outcome["loop"], indent=2), flush=True)
-    pstats.Stats(host).sort_stats("tottime").print_stats(18)
-    words.out.write_text(json.dumps(outcome, indent=2) + "\n")
+
+    def tell(name: str, found: object) -> None:
+        outcome[name] = found
+        print(name, json.dumps(found, indent=2), flush=True)
+        words.out.write_text(json.dumps(outcome, indent=2) + "\n")
+
+    milliseconds = bare(step, device, words.steps)
+    rate = 1000 * count * experiment.federation.batch_size / milliseconds
+    tell("large step", {"lanes": count, "ms": milliseconds, "samples_per_second": rate})
+    tell("judge ms", bare(engine._judging.look, device, words.steps))
+    tell("kernels of a large step", kernels(step, device))
+    # The profiled loop comes first: it is slower, and warms up the one that is timed.
+    tell("host", host(lambda: engine.federate(method.plan(problem), lambda session, closed: None)))
+    tell("loop", loop(engine, problem, device))
 
 
 if __name__ == "__main__":
