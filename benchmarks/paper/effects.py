@@ -51,6 +51,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cpfl: rate 0.008": {**OURS, "distillation.lr": 0.008},
     "cpfl: batch 512": {**OURS, "distillation.batch_size": 512},
     "cpfl: batch 512, mirrored": {**OURS, "distillation.batch_size": 512, "distillation.mirrored": True},
+    "cpfl: batch 512, 8 views, mirrored": {
+        **OURS,
+        "distillation.batch_size": 512,
+        "distillation.views": 8,
+        "distillation.mirrored": True,
+    },
     "cpfl: batch 512, 125 epochs, mirrored": {**LONGER, "distillation.epochs": 125, "distillation.mirrored": True},
     "cpfl: batch 512, 125 epochs, 8 views, mirrored": {
         **LONGER,
