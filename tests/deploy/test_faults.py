@@ -52,7 +52,7 @@ def until(there: Fleet, true: Callable[[], bool], seconds: float) -> None:
 
 def test_bad_nodes_are_left_out_by_name(fleet: Callable[..., Fleet], tmp_path: Path) -> None:
     """One is killed in a round, one hangs, one is late; others send NaN, a wrong shape, a huge count, a forged one."""
-    settings = {**SETTINGS, "clients": 9, "stopping.rounds": 15}  # enough of them for the late one to come in
+    settings = {**SETTINGS, "clients": 9, "stopping.rounds": 10}  # enough of them for the late one to come in
     experiment = experiment_file.with_settings(experiment_file.load("digits"), settings)
     (sound, killed, nan, silent, huge), (fine, late, shape, forged) = random_plan(9, 2, experiment.seed)
     faults = {nan: "nan", silent: "silent", huge: "huge", shape: "shape", forged: "forged"}
@@ -64,9 +64,9 @@ def test_bad_nodes_are_left_out_by_name(fleet: Callable[..., Fleet], tmp_path: P
         gate: dict[str, Any] = {}
         if client in gates:
             gates[client].touch()
-            gate = {"gate": str(gates[client]), "from": 2, "seconds": 5}
+            gate = {"gate": str(gates[client]), "from": 3, "seconds": 8}
         there.node(client, fault=faults.get(client, ""), **gate)
-    there.run(there.app(experiment), {"out": str(out), "round-seconds": 20, "wait-seconds": 20, "begin-with": 8})
+    there.run(there.app(experiment), {"out": str(out), "round-seconds": 20, "wait-seconds": 30, "begin-with": 8})
     until(there, lambda: len(lines(out, 1)) >= 1, 200)
     there.node(late)
     until(there, lambda: len(lines(out, 0)) >= 1, 200)
