@@ -1,9 +1,10 @@
 """What are the cohorts' models worth together, joined in several ways, as training goes on? From a run's snapshots.
 
 The clients' validation samples say which way to choose; the test set stands beside them, for the reader alone. A run
-that kept `snapshots = "50 rounds"` is looked at after every so many rounds; one that kept them by hours, with the
-models that teach (each cohort's best) and with the newest that were kept. Beside every look stands what the judges of
-the rule `joint` say and what asking them costs: `rules.py` tells from that where the rules would have stopped.
+that kept `snapshots = "50 rounds"` is looked at after every so many rounds, and with means of its last snapshots; one
+that kept them by hours, with the models that teach (each cohort's best) and with the newest that were kept. Beside
+every look stands what the judges of the rule `joint` say and what asking them costs: `rules.py` tells from that where
+the rules would have stopped.
 
     python benchmarks/paper/joins.py --data DIR --out results/paper/joins.json RUN...
 
@@ -36,6 +37,7 @@ from cpfl.runs import records
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.setting_types import interval
 
+LAST = (2, 4, 8)  # snapshots that are averaged
 Logits = dict[str, Tensor]  # by the set that was answered: (N, T, C)
 
 
@@ -134,19 +136,27 @@ class Looking:
         return torch.stack(answers)
 
 
-def moments(folder: RunFolder, every: int) -> Iterator[tuple[str, int | None, list[Path]]]:
-    """What is looked at: its name, the round if all cohorts are at it, and their models."""
+def moments(folder: RunFolder, every: int) -> Iterator[tuple[str, int | None, list[list[Path]]]]:
+    """What is looked at: its name, the round if all cohorts are at it, and of each cohort the models to be averaged."""
     experiment = folder.experiment()
     cohorts = range(experiment.cohorts)
     kept = [{int(file.stem.rpartition("-")[2]): file for file in folder.snapshots(cohort)} for cohort in cohorts]
     if interval(experiment.snapshots)[0] == "rounds":
-        for number in sorted(set.intersection(*(set(one) for one in kept))):
-            if number % every == 0:
-                yield f"round {number}", number, [one[number] for one in kept]
+        shared = [number for number in sorted(set.intersection(*map(set, kept))) if number % every == 0]
+        for number in shared:
+            yield f"round {number}", number, [[one[number]] for one in kept]
+        for count in LAST:
+            yield f"mean of the last {count}", None, [[one[number] for number in shared[-count:]] for one in kept]
     else:
         newest = [one[max(one)] if one else folder.start(cohort) for cohort, one in enumerate(kept)]
-        yield "newest that were kept", None, newest
-    yield "teachers", None, [folder.teacher(cohort) for cohort in cohorts]
+        yield "newest that were kept", None, [[path] for path in newest]
+    yield "teachers", None, [[folder.teacher(cohort)] for cohort in cohorts]
+
+
+def mean(paths: list[Path]) -> State:
+    """One model of several."""
+    states = [load_state(path) for path in paths]
+    return {name: sum((state[name] for state in states[1:]), value) / len(states) for name, value in states[0].items()}
 
 
 def main() -> None:
@@ -166,7 +176,7 @@ def main() -> None:
         for name, number, models in moments(folder, words.every):
             spent = math.fsum(record["cpu_seconds"] for line in lines for record in line[:number]) / 3600
             about = {"n": experiment.cohorts, "seed": experiment.seed, "rule": experiment.stopping.rule}
-            found = looking([load_state(model) for model in models])
+            found = looking([mean(paths) for paths in models])
             rows.append({**about, "models": name, "cpu_hours": spent, "judging": looking.costs, **found})
             print(json.dumps(rows[-1]), flush=True)
             words.out.write_text(json.dumps(rows, indent=1) + "\n")
