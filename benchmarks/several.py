@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,7 @@ def main() -> None:
     words = parser.parse_args()
     words.out.mkdir(parents=True, exist_ok=True)
     several, until = Several(words.file, words.out.resolve(), words.slots), time.monotonic() + words.seconds
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what it has started ends with it
     try:
         while several.step() and time.monotonic() < until:
             time.sleep(0.2)

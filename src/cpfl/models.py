@@ -152,6 +152,19 @@ def looks_at_batches(module: nn.Module, x: Tensor) -> bool:
     return not torch.allclose(whole, part, rtol=0, atol=rounding, equal_nan=True)
 
 
+def takes(module: nn.Module, x: Tensor) -> bool:
+    """Whether it answers these inputs as they, and its parameters, lie in memory: with `view` a model is particular."""
+    training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(x)
+    except RuntimeError:
+        return False
+    finally:
+        module.train(training)
+    return True
+
+
 def state_of(module: nn.Module) -> State:
     """A copy of a model's state that nothing else changes."""
     return {name: value.detach().clone() for name, value in module.state_dict().items()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cpfl.engines.workers import chain as chains
 from cpfl.engines.workers import layers
-from cpfl.engines.workers.form import IMAGES, Form, flat
+from cpfl.engines.workers.form import IMAGES, Form
 from cpfl.models import BUILT_IN, state_of
 
 IMAGE = (3, 32, 32)
@@ -101,7 +101,7 @@ def both(build: Callable[[], nn.Module], dtype: torch.dtype, low: bool, x: Tenso
     loss = nn.functional.cross_entropy(logits.to(dtype), y)
     wanted = torch.autograd.grad(loss, [named[name] for name in form.floats])
     found = chain.step(x, y)
-    return [(loss, logits.to(dtype), torch.cat([flat(part) for part in wanted])), (*found, slopes.floats_KP[0])]
+    return [(loss, logits.to(dtype), torch.cat([form.flat(part) for part in wanted])), (*found, slopes.floats_KP[0])]
 
 
 @pytest.mark.parametrize("count", [20, 1])

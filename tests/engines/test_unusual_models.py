@@ -1,7 +1,9 @@
-"""Models that users bring: with frozen parameters, with another way in training, with statistics of a batch."""
+"""Models that users bring: with frozen parameters, with another way in training, with statistics of a batch, with
+`view`, which is particular about how numbers lie in memory."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import cpfl
+from cpfl import experiment_file
+from cpfl.data.federated import Given
+from cpfl.distillation.targets import Numbers, placed
+from cpfl.engines.workers.trainer import models_form
 from cpfl.errors import ModelError
 from cpfl.models import looks_at_batches
+from cpfl.problem import prepare
 from cpfl.runs.folder import RunFolder, load_state
 
 ENGINES = ("reference", "workers", "lanes")
@@ -44,6 +51,32 @@ class Centred(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)
+
+
+class Viewed(nn.Module):
+    """Images become rows by `view`: that wants the rows of every channel next to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4 * 64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).relu().view(len(x), -1))  # type: ignore[no-any-return]
+
+
+class Standardised(nn.Conv2d):
+    """Its own weights are viewed as rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.view(len(self.weight), -1)
+        rows = rows / (rows.std(dim=1, keepdim=True) + 1e-5)
+        return nn.functional.conv2d(x, rows.view_as(self.weight), self.bias, padding=1)
+
+
+def standardised() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), Standardised(4, 4, 3), nn.Flatten(), nn.Linear(256, 10)
+    )
 
 
 def trained(model: nn.Module, engine: str, place: Path, **settings: Any) -> cpfl.Run:
@@ -97,3 +130,28 @@ def test_who_looks_at_batches() -> None:
     assert not looks_at_batches(nn.BatchNorm1d(8).eval(), x)
     assert not looks_at_batches(nn.Linear(8, 3), x)
     assert not looks_at_batches(nn.LayerNorm(8), x * float("nan"))
+
+
+@pytest.mark.parametrize("model", [Viewed, standardised])
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_models_that_view(model: Any, precision: str, tmp_path: Path) -> None:
+    rounding = {"float64": 1e-12, "float32": 1e-4}[precision]
+    runs = [trained(model(), engine, tmp_path, precision=precision) for engine in ENGINES]
+    for run in runs[1:]:
+        for ours, theirs in zip(run.rounds, runs[0].rounds, strict=True):
+            assert ours["validation"] == pytest.approx(theirs["validation"], rel=0, abs=rounding)
+        assert run.summary["engine"] != "reference"
+
+
+@pytest.mark.parametrize(("model", "last"), [(Viewed, False), (standardised, False), (None, True)])
+def test_channels_lie_last_where_a_model_can_be_shown_them_so(model: Any, last: bool) -> None:
+    """… for that is how a CPU's convolutions are fast; what a model says is the same."""
+    build = model or (lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)))
+    problem = prepare(experiment_file.load("digits"), [], Given(), build)
+    x = problem.data.transform(torch.as_tensor(problem.data.test.x))
+    plain = build()
+    there = placed(copy.deepcopy(plain), problem, Numbers(torch.device("cpu"), "float32"))
+    weights = [part.weight for part in there.modules() if isinstance(part, nn.Conv2d)]
+    assert all(weight.stride()[1] == (1 if last else 9) for weight in weights)
+    torch.testing.assert_close(there(x), plain(x), rtol=0, atol=1e-5)
+    assert models_form(problem).last == last

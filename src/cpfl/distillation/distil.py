@@ -76,7 +76,7 @@ def distil(
         student = models.fresh(problem.build_student, seed, "student", dtype)
         if settings.start == "mean" or (settings.start == "auto" and all(same_form(student, m) for m in modules)):
             student.load_state_dict(mean_of(teachers()))
-        student = placed(student, numbers)
+        student = placed(student, problem, numbers)
         labelling = Labelling(cohorts, weights_NC, settings)
         shards = None if helpers is None else Shards(helpers, labelling, teachers())
         views = Views(problem, modules, teachers, weights_NC, settings, numbers, shards)

@@ -45,10 +45,20 @@ class Numbers:
         return models.arithmetic(self.device, self.precision)
 
 
-def placed(module: nn.Module, numbers: Numbers) -> nn.Module:
-    """On the device, with the layers that are fastest there."""
+def placed(module: nn.Module, problem: Problem, numbers: Numbers) -> nn.Module:
+    """On the device, with the layers that are fastest there; on a CPU, channels last makes it three times as fast."""
     kernels = models.kernel_dtype(numbers.device, numbers.precision)
-    return (module if kernels is None else layers.fit(module, kernels, alone=True)).to(numbers.device)
+    if kernels is not None:
+        return layers.fit(module, kernels, alone=True).to(numbers.device)
+    if numbers.device.type == "cpu" and numbers.precision != "float64":
+        convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+        inputs = problem.data.transform(torch.as_tensor(problem.data.train.x[:2]))
+        for order in (torch.channels_last, torch.contiguous_format):
+            for part in convolutions:
+                part.to(memory_format=order)  # type: ignore[call-overload]
+            if models.takes(module, inputs):
+                break
+    return module.to(numbers.device)
 
 
 class Chunks:
@@ -126,7 +136,8 @@ def teacher_modules(problem: Problem, cohorts: Iterable[int], numbers: Numbers) 
     for own in map(problem.of, cohorts):
         if id(own.build) not in made:
             dtype = problem.data.transform.dtype
-            made[id(own.build)] = placed(models.fresh(own.build, problem.experiment.seed, "init", dtype), numbers)
+            module = models.fresh(own.build, problem.experiment.seed, "init", dtype)
+            made[id(own.build)] = placed(module, problem, numbers)
         found.append(made[id(own.build)])
     return found
 

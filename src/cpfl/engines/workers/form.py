@@ -25,22 +25,32 @@ class Form:
     floats: dict[str, torch.Size]
     wholes: dict[str, torch.Size]
     dtype: torch.dtype
+    last: bool = True  # channels lie last, as convolutions like them
 
     @classmethod
-    def of(cls, state: State, dtype: torch.dtype) -> Form:
+    def of(cls, state: State, dtype: torch.dtype, last: bool = True) -> Form:
         """The form of a model's state; by name, for where a tensor lies decides how some kernels round."""
         named = sorted(state.items())
         floats = {name: value.shape for name, value in named if value.is_floating_point()}
         wholes = {name: value.shape for name, value in named if not value.is_floating_point()}
-        return cls(floats, wholes, dtype)
+        return cls(floats, wholes, dtype, last)
 
     def only(self, names: Container[str]) -> Form:
         """The form of rows that hold these floats alone, in the same order."""
-        return Form({name: shape for name, shape in self.floats.items() if name in names}, {}, self.dtype)
+        floats = {name: shape for name, shape in self.floats.items() if name in names}
+        return Form(floats, {}, self.dtype, self.last)
 
     def views(self, floats_P: Tensor) -> State:
         """The floats of a row by name, sharing its memory."""
-        return _views(floats_P, self.floats)
+        return _views(floats_P, self.floats, self.last)
+
+    def flat(self, value: Tensor) -> Tensor:
+        """A tensor's numbers in the order in which a row holds them."""
+        return (value.permute(0, 2, 3, 1) if self.last and value.dim() == IMAGES else value).reshape(-1)
+
+    def laid(self, x: Tensor) -> Tensor:
+        """A batch as it should lie in memory."""
+        return x.contiguous(memory_format=torch.channels_last) if self.last and x.dim() == IMAGES else x
 
     def rows(self, count: int) -> Rows:
         """So many models, in memory that is shared with processes forked later."""
@@ -58,7 +68,7 @@ class Rows:
 
     def views(self, row: int) -> State:
         """A model's tensors by name, sharing its memory; whole numbers may be of another type than the model's."""
-        return self.form.views(self.floats_KP[row]) | _views(self.wholes_KQ[row], self.form.wholes)
+        return self.form.views(self.floats_KP[row]) | _views(self.wholes_KQ[row], self.form.wholes, self.form.last)
 
     def put(self, row: int, state: State) -> None:
         """Write a model down."""
@@ -71,21 +81,16 @@ class Rows:
         return {name: found[name].to(value.dtype, copy=True) for name, value in like.items() if name in found}
 
 
-def flat(value: Tensor) -> Tensor:
-    """A tensor's numbers in the order in which a row holds them: channels last, as convolutions like them."""
-    return (value.permute(0, 2, 3, 1) if value.dim() == IMAGES else value).reshape(-1)
-
-
-def _views(values: Tensor, shapes: dict[str, torch.Size]) -> State:
+def _views(values: Tensor, shapes: dict[str, torch.Size], last: bool) -> State:
     found, at = State(), 0
     for name, shape in shapes.items():
-        found[name] = _unfolded(values[at : at + shape.numel()], shape)
+        found[name] = _unfolded(values[at : at + shape.numel()], shape, last)
         at += shape.numel()
     return found
 
 
-def _unfolded(numbers: Tensor, shape: torch.Size) -> Tensor:
-    if len(shape) != IMAGES:
+def _unfolded(numbers: Tensor, shape: torch.Size, last: bool) -> Tensor:
+    if not last or len(shape) != IMAGES:
         return numbers.view(shape)
     outputs, channels, height, width = shape
     return numbers.view(outputs, height, width, channels).permute(0, 3, 1, 2)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.engines.workers.chain import chain
-from cpfl.engines.workers.form import IMAGES, Form, Rows, flat
+from cpfl.engines.workers.form import IMAGES, Form, Rows
 from cpfl.errors import ModelError
 from cpfl.federation import local, parts, schedule
 from cpfl.federation.local_part import Course
@@ -42,10 +42,10 @@ class Trainer:
     def __init__(self, problem: Problem) -> None:
         self._problem, experiment = problem, problem.experiment
         self._x, self._y = torch.as_tensor(problem.data.train.x), torch.as_tensor(problem.data.train.y)
-        if not problem.data.augmented and self._x.nbytes <= SMALL:
-            self._x = _fast(self._x)
-        self._module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype)
         self._form = models_form(problem)
+        if not problem.data.augmented and self._x.nbytes <= SMALL:
+            self._x = self._form.laid(self._x)
+        self._module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype)
         self._row, self._older = self._form.rows(1), self._form.rows(1)
         state = self._row.views(0)
         for name, value in self._module.named_parameters():
@@ -58,7 +58,7 @@ class Trainer:
         self._others = {name: value for name, value in state.items() if name not in own}
         self._slopes = self._form.rows(1)
         self._chain = None
-        if not self._others:
+        if not self._others and self._form.last:
             row_P, slopes_P = self._row.floats_KP[0], self._slopes.floats_KP[0]
             axes, low = 1 + len(problem.data.train.shape), experiment.precision == "bf16"
             self._chain = chain(self._module, axes, row_P, self._form.views, slopes_P, low)
@@ -118,7 +118,7 @@ class Trainer:
         logits = self._forward(x, client)
         loss = nn.functional.cross_entropy(logits, y)
         slopes = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-        return loss.detach(), logits, torch.cat([flat(part) for part in slopes])
+        return loss.detach(), logits, torch.cat([self._form.flat(part) for part in slopes])
 
     def _course(self, params_P: Tensor, place: int, client: int, round: int, kept: Kept | None) -> Course:
         return Course(
@@ -149,7 +149,7 @@ class Trainer:
         for at in range(0, len(rows), CHUNK):
             part = slice(at, at + CHUNK)
             x = data.transform(self._x[rows[part]], None if plan is None else plan[part])
-            logits = self._forward(_fast(x), clients[0])
+            logits = self._forward(self._form.laid(x), clients[0])
             losses.append(nn.functional.cross_entropy(logits, self._y[rows[part]], reduction="none").double())
         each = torch.split(torch.cat(losses), [len(part) for part in held])
         return [float(values.mean()) for values in each]
@@ -170,12 +170,19 @@ class Trainer:
         """The first so many samples of a whole round."""
         data = self._problem.data
         rows = torch.from_numpy(data.clients[client].training[order[:count]])
-        x, y = _taken(self._x, rows), self._y[rows]
+        x, y = self._taken(rows), self._y[rows]
         if not data.augmented:
-            return _fast(data.transform(_fast(x))), y  # channels last at once: stored samples are often bytes
+            return self._form.laid(data.transform(self._form.laid(x))), y  # at once: stored samples are often bytes
         seed = self._problem.experiment.seed
         plan = torch.from_numpy(local.augmentation(len(order), data.train.shape, seed, client, round)[:count])
-        return _fast(data.transform(x, plan)), y
+        return self._form.laid(data.transform(x, plan)), y
+
+    def _taken(self, rows: Tensor) -> Tensor:
+        """These samples, channels last if all are."""
+        x = self._x
+        if x.dim() != IMAGES or not self._form.last or not x.is_contiguous(memory_format=torch.channels_last):
+            return x.index_select(0, rows)
+        return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
 
     def _load(self, rows: Rows, place: int) -> None:
         self._row.floats_KP[0].copy_(rows.floats_KP[place])
@@ -195,19 +202,16 @@ class Trainer:
 
 
 def models_form(problem: Problem) -> Form:
-    """The form of the problem's model."""
-    return Form.of(problem.start, problem.data.transform.dtype)
-
-
-def _fast(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == IMAGES else x
-
-
-def _taken(x: Tensor, rows: Tensor) -> Tensor:
-    """These samples, channels last if all are."""
-    if x.dim() != IMAGES or not x.is_contiguous(memory_format=torch.channels_last):
-        return x.index_select(0, rows)
-    return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    """The form of the problem's model: channels last, if it can be shown images so and hold its own parameters so."""
+    data = problem.data
+    form = Form.of(problem.start, data.transform.dtype)
+    module = models.fresh(problem.build, problem.experiment.seed, "init", data.transform.dtype)
+    state = form.rows(1).views(0)
+    for name, value in module.named_parameters():
+        state[name].copy_(value.data)
+        value.data = state[name]
+    fits = models.takes(module, form.laid(data.transform(torch.as_tensor(data.train.x[:2]))))
+    return form if fits else Form.of(problem.start, data.transform.dtype, last=False)
 
 
 def places_of(floats: dict[str, torch.Size], parameters: set[str]) -> Tensor | None:
