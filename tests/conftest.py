@@ -26,7 +26,9 @@ with warnings.catch_warnings():  # typer takes names from click that click 8.4 c
     warnings.simplefilter("ignore", DeprecationWarning)
     import cpfl.cli
 
+# Tests share the cores: threads of two processes would wait for each other, and what takes a second takes ten.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for what they start
 
 # What is drawn is judged, not how long it takes: a machine that stalls for a moment is no finding.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -147,7 +149,7 @@ def cpfl_process(tmp_path: Path) -> Command:
         done = subprocess.run(
             [sys.executable, "-m", "cpfl", *map(str, words)],
             cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            env=os.environ | environment,
             capture_output=True,
             text=True,
             timeout=240,

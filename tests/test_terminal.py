@@ -230,7 +230,7 @@ def screens(words: list[str], rows: int, columns: int, cwd: Path, stages: list[S
     pid, handle = pty.fork()
     if pid == 0:
         os.chdir(cwd)
-        environment = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
         environment |= PATH
         os.execve(sys.executable, [sys.executable, "-m", "cpfl", *words], environment)
     fcntl.ioctl(handle, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

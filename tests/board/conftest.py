@@ -137,7 +137,7 @@ def cpfl(*words: object, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "cpfl", *map(str, words)],
         cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | PATH,
+        env=os.environ | PATH,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -231,7 +231,7 @@ def test_killed_and_resumed(cpfl_command: Command, tmp_path: Path) -> None:
     killed = subprocess.Popen(
         [sys.executable, "-m", "cpfl", "run", "digits", *words, "--out", "killed"],
         cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | PATH,
+        env=os.environ | PATH,
         stdout=subprocess.DEVNULL,
     )
     try:

@@ -36,7 +36,7 @@ class Shell:
     def __init__(self, folder: Path, replaced: dict[str, str]) -> None:
         self.folder, self._replaced, self.running = folder, replaced, list[subprocess.Popen[Any]]()
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": path, "FLWR_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+        self.environment = {**os.environ, "PATH": path, "FLWR_HOME": str(folder / "home")}
 
     def do(self, text: str, seconds: float = 270.0) -> str:
         """Run a block to its end, or leave it running if it is of that kind."""
