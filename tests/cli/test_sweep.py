@@ -78,6 +78,40 @@ def test_jobs_and_a_repeated_call(cpfl_command: Command, tmp_path: Path) -> None
     assert next(r for r in first["runs"] if r["cohorts"] == 2)["student_accuracy"] == alone["student_accuracy"]
 
 
+TOLD = """
+import os
+from pathlib import Path
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        Path(f"{os.getpid()}.told").write_text(os.environ.get("OMP_WAIT_POLICY", "unset"))
+"""
+
+
+def test_threads_of_jobs_do_not_spin(cpfl_process: Command, tmp_path: Path) -> None:
+    """Whoever waits for a thread sleeps, where several processes share the cores; a user's own choice stays."""
+    (tmp_path / "told.py").write_text(TOLD)
+    for chosen, there in (({}, {"unset", "PASSIVE"}), ({"OMP_WAIT_POLICY": "ACTIVE"}, {"ACTIVE"})):
+        words = (
+            "--cohorts",
+            "1,2",
+            "--jobs",
+            "2",
+            "--set",
+            "model.name=told:Net",
+            "--out",
+            "-".join(["jobs", *chosen]),
+        )
+        cpfl_process("sweep", "digits", *QUICK, *words, PYTHONPATH=str(tmp_path), **chosen).good()
+        told = list(tmp_path.glob("*.told"))
+        assert {path.read_text() for path in told} == there
+        for path in told:
+            path.unlink()
+
+
 def test_a_larger_sweep_takes_in_the_smaller(cpfl_command: Command, tmp_path: Path) -> None:
     cpfl_command(*WORDS, "--cohorts", "2", "--out", "s").good()
     before = written(tmp_path / "s")

@@ -10,8 +10,9 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from cpfl.federation.session import Closed, Session
 
 POLL_SECONDS = 0.25
 PULSE_SECONDS = 0.5
+WAITING = "OMP_WAIT_POLICY"  # read by OpenMP as a process begins
 
 
 class Pulse(NamedTuple):
@@ -104,7 +106,7 @@ def _in_pool(
     context = multiprocessing.get_context("spawn")  # torch does not survive a fork
     pulses: Any = context.Queue()
     begun: set[str] = set()
-    with concurrent.futures.ProcessPoolExecutor(jobs, context, _begin, (pulses,)) as pool:
+    with _patient(), concurrent.futures.ProcessPoolExecutor(jobs, context, _begin, (pulses,)) as pool:
         open_runs = {pool.submit(_work, *left[name], dict(common)): name for name in left}
         try:
             while open_runs:
@@ -125,6 +127,19 @@ def _in_pool(
                 process.terminate()
             raise
     return set()
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """In processes that begin meanwhile, threads that wait for each other sleep: spinning, those of several processes
+    on the same cores would keep each other from working."""
+    known = os.environ.get(WAITING)
+    os.environ.setdefault(WAITING, "PASSIVE")
+    try:
+        yield
+    finally:
+        if known is None:
+            del os.environ[WAITING]
 
 
 def _waiting(pulses: Any) -> list[Pulse]:
