@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from cpfl.engines.workers.chain import chain
 from cpfl.engines.workers.crew import keep_memory
-from cpfl.engines.workers.form import Form, flat
+from cpfl.engines.workers.form import Form
 
 SHAPE = (3, 32, 32)
 CONVOLUTIONS = ("aten::convolution_backward", "aten::mkldnn_convolution")
@@ -62,7 +62,7 @@ def main() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=low, cache_enabled=False):
             logits = model(x)
         found = torch.autograd.grad(nn.functional.cross_entropy(logits.float(), y), parameters)
-        torch.cat([flat(slope) for slope in found])
+        torch.cat([form.flat(slope) for slope in found])
 
     own = chain(model, x.dim(), row.floats_KP[0], form.views, slopes.floats_KP[0], low)
     assert own is not None
