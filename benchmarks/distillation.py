@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,9 +37,8 @@ def main() -> None:
         problem = prepare(experiment, [words.data], Given())
         states = [models.state_of(models.fresh(problem.build, seed, "init", torch.float32)) for seed in range(teachers)]
         began = time.perf_counter()
-        outcome = distil(
-            problem, lambda s=states: iter(s), range(teachers), experiment.distillation, device, lambda record: None
-        )
+        cohorts, settings = range(teachers), experiment.distillation
+        outcome = distil(problem, partial(iter, states), cohorts, settings, device, lambda record: None)
         row = {
             "teachers": teachers,
             "images": len(problem.data.public),

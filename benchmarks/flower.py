@@ -195,6 +195,6 @@ print(f"\n{'':<26}" + "".join(f"{key:>26}" for key in next(iter(rows.values())))
 for name, row in rows.items():
     print(f"{name:<26}" + "".join(f"{value:>26}" for value in row.values()))
 if len(sys.argv) > 2:
-    about = {"nodes": NODES, "rounds": ROUNDS, "cores": os.cpu_count(), "machine": platform.machine()}
+    about: dict[str, Any] = {"nodes": NODES, "rounds": ROUNDS, "cores": os.cpu_count(), "machine": platform.machine()}
     about |= {"flwr": metadata.version("flwr"), "torch": metadata.version("torch"), "load": os.getloadavg()[2]}
     Path(sys.argv[2]).write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")

@@ -13,6 +13,7 @@ import argparse
 import json
 import platform
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ def main() -> None:
         experiment = experiment_file.with_settings(base, settings)
         given = Given() if words.data else drawn(experiment, words.each * experiment.clients)
         problem = prepare(experiment, [words.data] if words.data else [], given)
-        rate = measure(problem, lambda p=problem, k=kind: choice.engine(k, p, device, print), rounds, device)
+        rate = measure(problem, partial(choice.engine, kind, problem, device, print), rounds, device)
         rows.append({"case": case, **asdict(rate)})
         print(
             f"{case:32} {rate.samples_per_second:12,.0f} samples/s over {rate.window_seconds:5.1f} s   first round "

@@ -139,7 +139,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     pairs = (("planned_seconds", "seconds to plan"), ("private_memory_gb", "GB of private memory at most"))
     axis = alt.Axis(values=[row["clients"] for row in rows], format="~s", labelFlush=False)
     charts = [
-        alt.Chart(alt.Data(values=rows), width=320, height=220)
+        alt.Chart(alt.InlineData(values=rows), width=320, height=220)
         .mark_line(point=True)
         .encode(
             x=alt.X("clients:Q", scale=alt.Scale(type="log"), axis=axis),

@@ -61,7 +61,7 @@ def loop(cohorts: int, pace: float, seconds: float, keeper: Keeper | None, shown
     """Rounds of all cohorts in turn, at `pace` a second, for so many seconds."""
     rule = {"rule": "rounds", "rounds": 10**6}
     experiment = Experiment(clients=CLIENTS, cohorts=cohorts, max_rounds=10**6, stopping=rule)
-    fleet = Fleet(*[torch.ones(CLIENTS).numpy()] * 2)
+    fleet = Fleet(torch.ones(CLIENTS).numpy(), torch.ones(CLIENTS).numpy())
     going, models = sessions(cohorts, fleet, experiment), [model(n) for n in range(4)]
     screen = Console(file=io.StringIO(), force_terminal=shown, width=160, height=50)
     view = RunView(screen, experiment, 1)
@@ -97,9 +97,9 @@ def measure(cohorts: int, pace: float, seconds: float, place: Path, kept: bool, 
         (path / name).mkdir(parents=True)
     fsyncs, original = [0], os.fsync
 
-    def counted(handle: int) -> None:
+    def counted(fd: Any) -> None:
         fsyncs[0] += 1
-        original(handle)
+        original(fd)
 
     os.fsync = counted
     try:

@@ -42,7 +42,7 @@ def measured(rows: list[dict[str, Any]], experiment: str, way: str) -> list[dict
     ]
 
 
-def panel(axis: str, shown: bool) -> alt.LayerChart:
+def panel(axis: str, shown: bool) -> alt.LayerChart | alt.FacetChart:
     """One cost against accuracy. A line joins the n that were measured here; the paper prints costs of too few."""
     scale = alt.Scale(type="log", nice=False, domain=DOMAINS[axis])
     x = alt.X(f"{axis}:Q", scale=scale, axis=alt.Axis(format=style.PLAIN, values=TICKS[axis]))
