@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,17 +28,17 @@ class Form:
     last: bool = True  # channels lie last, as convolutions like them
 
     @classmethod
-    def of(cls, state: State, dtype: torch.dtype, last: bool = True) -> Form:
+    def of(cls, state: State, dtype: torch.dtype) -> Form:
         """The form of a model's state; by name, for where a tensor lies decides how some kernels round."""
         named = sorted(state.items())
         floats = {name: value.shape for name, value in named if value.is_floating_point()}
         wholes = {name: value.shape for name, value in named if not value.is_floating_point()}
-        return cls(floats, wholes, dtype, last)
+        return cls(floats, wholes, dtype)
 
     def only(self, names: Container[str]) -> Form:
         """The form of rows that hold these floats alone, in the same order."""
         floats = {name: shape for name, shape in self.floats.items() if name in names}
-        return Form(floats, {}, self.dtype, self.last)
+        return replace(self, floats=floats, wholes={})
 
     def views(self, floats_P: Tensor) -> State:
         """The floats of a row by name, sharing its memory."""

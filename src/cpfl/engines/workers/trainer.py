@@ -7,7 +7,7 @@ one row each, bf16 where the experiment says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,9 @@ class Trainer:
         self._form = models_form(problem)
         if not problem.data.augmented and self._x.nbytes <= SMALL:
             self._x = self._form.laid(self._x)
-        self._module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype)
         self._row, self._older = self._form.rows(1), self._form.rows(1)
+        self._module = bound(problem, self._row)
         state = self._row.views(0)
-        for name, value in self._module.named_parameters():
-            value.data = state[name]
         own = models.trained(self._module)
         self._parameters = [own[name] for name in self._form.floats if name in own]  # in the order of the row
         self._places = places_of(self._form.floats, set(own))
@@ -205,13 +203,17 @@ def models_form(problem: Problem) -> Form:
     """The form of the problem's model: channels last, if it can be shown images so and hold its own parameters so."""
     data = problem.data
     form = Form.of(problem.start, data.transform.dtype)
-    module = models.fresh(problem.build, problem.experiment.seed, "init", data.transform.dtype)
-    state = form.rows(1).views(0)
+    inputs = form.laid(data.transform(torch.as_tensor(data.train.x[:2])))
+    return form if models.takes(bound(problem, form.rows(1)), inputs) else replace(form, last=False)
+
+
+def bound(problem: Problem, rows: Rows) -> nn.Module:
+    """A model whose parameters are the first of these rows."""
+    module = models.fresh(problem.build, problem.experiment.seed, "init", problem.data.transform.dtype)
+    state = rows.views(0)
     for name, value in module.named_parameters():
-        state[name].copy_(value.data)
         value.data = state[name]
-    fits = models.takes(module, form.laid(data.transform(torch.as_tensor(data.train.x[:2]))))
-    return form if fits else Form.of(problem.start, data.transform.dtype, last=False)
+    return module
 
 
 def places_of(floats: dict[str, torch.Size], parameters: set[str]) -> Tensor | None:
