@@ -194,7 +194,8 @@ def choose_arithmetic(precision: str) -> None:
     """How a GPU computes from now on: exactly, or with TF32 where bf16 does not do it already."""
     exact = precision in ("float32", "float64")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not exact
-    torch.backends.cudnn.benchmark = True  # by default a grouped convolution runs group after group
+    # What is chosen by timing is chosen anew in every process, and rounds in another way.
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
 
 
 def arithmetic(device: torch.device, precision: str) -> AbstractContextManager[object]:

@@ -288,7 +288,7 @@ def test_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None
 def test_every_engine_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    def backend(graph: Any, inputs: Any) -> Any:
+    def backend(graph: Any, inputs: Any, **_: Any) -> Any:
         made.append(graph)
         return graph.forward
 

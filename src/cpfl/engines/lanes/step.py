@@ -7,6 +7,7 @@ Axes: L lanes, B batch, P parameters, N cohorts, F places of a letter; row L or 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
@@ -261,7 +262,8 @@ def made_faster(work: Callable[Given, Made]) -> Callable[Given, Made]:
     import torch._dynamo  # takes seconds, and only who compiles needs it
 
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MANY_ENGINES
-    return torch.compile(work, dynamic=False)
+    # Sums are split up by rule, not by timing, which every process would do anew: a run repeats bit by bit.
+    return torch.compile(work, dynamic=False, options={"deterministic": True})
 
 
 def turns(ended: Sequence[Line]) -> list[list[Line]]:
@@ -279,11 +281,17 @@ def turns(ended: Sequence[Line]) -> list[list[Line]]:
     return split
 
 
+@functools.cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    """Where graphs are tried out. Always the same: cuBLAS keeps 32 MiB for good for every stream that it has seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """The same work as a CUDA graph: one launch instead of hundreds. Elsewhere the work itself."""
     if device.type != "cuda":
         return work
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side = _side(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's remarks on its own doings
