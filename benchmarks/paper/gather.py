@@ -1,5 +1,7 @@
 """What finished runs came to, in one small file: their summaries, every cohort's rounds, and what was distilled later.
 
+Rows that the file has of other folders stay.
+
 python benchmarks/paper/gather.py --out results/paper/runs.json FOLDER...
 """
 
@@ -10,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cpfl.experiment import Distillation
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
 
@@ -33,6 +36,7 @@ def row(path: Path) -> dict[str, Any]:
         "augmented validation": e.data.augment_validation,
         "public": e.data.public,
         "recipe": e.distillation.recipe,
+        "besides": _besides(e.distillation),
     }
     found |= {key: round(told[key], 3) for key in FIGURES}
     found["seconds"] = {key: round(told[f"{key}_seconds"], 1) for key in ("wall", "distill")}
@@ -44,6 +48,12 @@ def row(path: Path) -> dict[str, Any]:
     return found
 
 
+def _besides(settings: Distillation) -> dict[str, Any]:
+    """What was set otherwise than the recipe has it."""
+    plain = Distillation(recipe=settings.recipe).model_dump()
+    return {key: value for key, value in settings.model_dump().items() if value != plain[key]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -51,6 +61,10 @@ def main() -> None:
     words = parser.parse_args()
     paths = sorted({path.parent for folder in words.folders for path in folder.glob("**/summary.json")})
     rows = [row(path) for path in paths if (path / "run.json").is_file() and (path / "rounds").is_dir()]
+    if words.out.exists():
+        new = {one["folder"] for one in rows}
+        rows += [one for one in json.loads(words.out.read_text()) if one["folder"] not in new]
+    rows.sort(key=lambda one: str(one["folder"]))
     words.out.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n ".join(json.dumps(one) for one in rows)
     words.out.write_text(f"[{lines}]\n")

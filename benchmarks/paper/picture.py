@@ -34,7 +34,11 @@ def printed() -> list[dict[str, Any]]:
 
 def measured(rows: list[dict[str, Any]], experiment: str, way: str) -> list[dict[str, Any]]:
     """Means over seeds, by n."""
-    mine = [r for r in rows if r["experiment"] == experiment and r["alpha"] == 0.1 and not r["augmented validation"]]
+    mine = [
+        r for r in rows
+        if r["experiment"] == experiment and r["alpha"] == 0.1
+        and not r["augmented validation"] and not r.get("besides")
+    ]  # fmt: skip
     keys = {"hours": "hours", "cpu_hours": "CPU hours", "student_accuracy": "student %"}
     return [
         {"n": n, "way": way} | {name: statistics.fmean(r[k] for r in mine if r["n"] == n) for k, name in keys.items()}
