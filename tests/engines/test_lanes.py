@@ -285,6 +285,30 @@ def test_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None
     assert notes == ["the device is out of memory for 16 lanes: going on with 4"]
 
 
+def test_out_of_memory_leaves_the_kernels_of_another_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    reset: list[int] = []
+
+    class Short(LaneEngine):
+        def __init__(self, problem: Problem, device: torch.device, lanes: int = 0) -> None:
+            if made and not lanes:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            super().__init__(problem, device, lanes)
+            made.append(self._large.count)
+
+    monkeypatch.setattr(choice, "LaneEngine", Short)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: reset.append(len(made)))
+    settings = {"clients": 16, "cohorts": 2, "data.split": "iid", "cohorting.models": {"1": "femnist-cnn"}}
+    problem = prepare(experiment_file.with_settings(experiment_file.load("digits"), settings), [], Given())
+    engine = choice.engine("lanes", problem, torch.device("cpu"), lambda note: None)
+    assert len(made) == 2
+    assert not reset
+    del engine
+    made.append(0)  # memory is short still, but nobody needs the kernels now
+    choice.engine("lanes", problem, torch.device("cpu"), lambda note: None)
+    assert reset[0] == 3
+
+
 def test_every_engine_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 

@@ -77,8 +77,10 @@ def _engine(name: str, problem: Problem, device: torch.device, note: Callable[[s
             if lanes:
                 note(f"the device is out of memory for {wanted} lanes: going on with {lanes}")
             return engine
-        torch.compiler.reset()  # kernels that were being tried out hold what they were tried with
         gc.collect()  # what was begun refers to itself
+        if not LaneEngine.living:  # else another model's lanes need it
+            torch.compiler.reset()  # kernels that were being tried out hold what they were tried with
+            gc.collect()
         if device.type == "cuda":
             torch.cuda.synchronize()  # work that was begun may still write into what is handed back
             torch.cuda.empty_cache()

@@ -7,6 +7,7 @@ import heapq
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +35,9 @@ class LaneEngine:
     """Trains the clients of all cohorts side by side on one device."""
 
     name = "lanes"
+    living: ClassVar[weakref.WeakSet[LaneEngine]] = weakref.WeakSet()
+    """All of this process. While there is one, the compiler must not be reset: that would unload kernels which its
+    graphs launch."""
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class LaneEngine:
         self._large = Lanes(self._bench, at_once, self._compiled)
         self._judging = Judging(self._bench)
         self._few = FEW if device.type == "cuda" and at_once > 2 * FEW else 0
+        self.living.add(self)
 
     @cached_property
     def _small(self) -> Lanes:
@@ -67,8 +72,7 @@ class LaneEngine:
         except Exception as error:
             if not short_of_memory(error):
                 raise
-        # Outside the handler, whose traceback holds what was begun. The compiler is not reset: it would unload kernels
-        # that the large lanes' graphs launch.
+        # Outside the handler, whose traceback holds what was begun.
         self._few = 0
         gc.collect()
         if self._bench.device.type == "cuda":

@@ -1,0 +1,104 @@
+"""One model by itself, as teachers and students are: which layers are fastest for it?
+
+The lanes' kernels, cuDNN's convolutions between the lanes' other kernels, or torch's own layers, channels last; looking
+at many images, as teachers do, and learning from a batch, as the student does. On a GPU eagerly and as a graph.
+
+    python benchmarks/alone.py --out results/lanes/alone.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpfl import models
+from cpfl.engines.lanes.step import captured
+from cpfl.stacked import layers
+
+
+def ways(dtype: torch.dtype) -> dict[str, nn.Module]:
+    """The same model in three ways."""
+    plain = models.gn_lenet((3, 32, 32), 10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    own = layers.fit(plain, dtype, alone=True)
+    mixed = layers.fit(plain, dtype, alone=True)
+    for name, part in plain.named_modules():
+        if isinstance(part, nn.Conv2d):
+            parent, _, last = name.rpartition(".")
+            setattr(mixed.get_submodule(parent), last, part)
+    return {"own kernels": own, "cuDNN's convolutions, own norm and pool": mixed, "torch's own": plain}
+
+
+def looks(module: nn.Module, x: Tensor, precision: str) -> Callable[[], None]:
+    """A forward pass."""
+
+    def work() -> None:
+        with torch.no_grad(), models.arithmetic(x.device, precision):
+            module(x)
+
+    return work
+
+
+def learns(module: nn.Module, x: Tensor, precision: str) -> Callable[[], None]:
+    """A step of training."""
+    optimizer = torch.optim.Adam(module.parameters(), capturable=x.device.type == "cuda")
+    y = torch.arange(len(x), device=x.device) % 10
+
+    def work() -> None:
+        with models.arithmetic(x.device, precision):
+            out = module(x)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(out.float(), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return work
+
+
+def seconds(work: Callable[[], None], device: torch.device, repeat: int) -> float:
+    """Of one call, the best of three series."""
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        for _ in range(repeat):
+            work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, (time.perf_counter() - began) / repeat)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repeat", type=int, default=50)
+    words = parser.parse_args()
+    device = torch.device(words.device)
+    rows: list[dict[str, Any]] = []
+    for precision in ("bf16", "tf32"):
+        models.choose_arithmetic(precision)
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        for kind, batch, make in (("looks", 4096, looks), ("learns", 512, learns), ("learns", 256, learns)):
+            x = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
+            for name, module in ways(dtype).items():
+                work = make(module.to(device), x, precision)
+                for _ in range(3):
+                    work()
+                row = {"way": name, "precision": precision, "does": kind, "batch": batch}
+                row["samples/s, eagerly"] = round(batch / seconds(work, device, words.repeat))
+                if device.type == "cuda":
+                    row["samples/s, as a graph"] = round(batch / seconds(captured(work, device), device, words.repeat))
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    words.out.write_text(json.dumps({"machine": name, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
