@@ -50,6 +50,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cpfl: 8 views": {**OURS, "distillation.views": 8},
     "cpfl: rate 0.008": {**OURS, "distillation.lr": 0.008},
     "cpfl: batch 512": {**OURS, "distillation.batch_size": 512},
+    "cpfl: batch 512, 3 views": {**OURS, "distillation.batch_size": 512, "distillation.views": 3},
     "cpfl: batch 512, mirrored": {**OURS, "distillation.batch_size": 512, "distillation.mirrored": True},
     "cpfl: batch 512, 8 views, mirrored": {
         **OURS,
