@@ -89,7 +89,15 @@ def strided() -> nn.Module:
     )
 
 
+def normalised() -> nn.Module:
+    """A layer of each kind that lanes have a kernel for."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+    )
+
+
 MODELS: dict[str, dict[str, Any]] = {
+    "normalised": {"model": normalised},
     "femnist-cnn": {"settings": {"model.name": "femnist-cnn"}},
     "strided and grouped": {"model": strided},
 }

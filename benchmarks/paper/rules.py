@@ -41,6 +41,8 @@ def main() -> None:
                 end = joint.replayed(points, gain, words.legs)
                 row = run[(end or len(run)) - 1]
                 when = row["models"] if end else f"not by {row['models']}"
+                if len(run) < words.legs:
+                    when = "too few looks"
                 print(
                     f"| {n} | {seed} | {judge} | {gain:g} | {when} | {points[(end or len(run)) - 1][0]:,.0f} | "
                     f"{row['validation'][JOIN]:.1f} | {row['test'][JOIN]:.1f} |"
