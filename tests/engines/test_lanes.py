@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import cpfl
-from cpfl import experiment_file
+from cpfl import experiment_file, models
 from cpfl.data.federated import Given
 from cpfl.engines import choice
 from cpfl.engines.lanes import LaneEngine, judging, shift, step
@@ -309,10 +309,20 @@ def test_out_of_memory_leaves_the_kernels_of_another_model_alone(monkeypatch: py
     assert reset[0] == 3
 
 
+def test_convolutions_are_not_chosen_by_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process would choose anew, and a run would not repeat."""
+    for flag in ("benchmark", "deterministic", "allow_tf32"):
+        monkeypatch.setattr(torch.backends.cudnn, flag, flag == "benchmark")
+    models.choose_arithmetic("float32")
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+
+
 def test_every_engine_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    def backend(graph: Any, inputs: Any, **_: Any) -> Any:
+    def backend(graph: Any, inputs: Any, options: dict[str, Any]) -> Any:
+        assert options["deterministic"]
         made.append(graph)
         return graph.forward
 
