@@ -1,7 +1,7 @@
 """Do lanes train what the plain loop trains? Whole runs on float64, ragged clients, n from 1 to M, on this device.
 
-Also how exact the kernels are, whether a run repeats bit by bit in another process, and on a GPU what happens when
-memory is short. A check that fails is told of in its place, and the next one begins.
+Also how exact the kernels are, and whether a run repeats bit by bit in another process. A check that fails is told of
+in its place, and the next one begins.
 
 python benchmarks/lanes_equal.py --out results/lanes-equal.json
 python benchmarks/lanes_equal.py --out equal.json --device cpu --only kernels "n = 1"
@@ -10,7 +10,6 @@ python benchmarks/lanes_equal.py --out equal.json --device cpu --only kernels "n
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import subprocess
 import sys
@@ -27,13 +26,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 import cpfl
-from cpfl import experiment_file, method, models
-from cpfl.bench import drawn
-from cpfl.engines import choice
-from cpfl.engines.base import Engine
-from cpfl.engines.mishaps import short_of_memory
+from cpfl import models
 from cpfl.opening import torch_device
-from cpfl.problem import Problem, prepare
 from cpfl.stacked import layers
 
 BASE = {"precision": "float64", "max_rounds": 8, "distillation.epochs": 1}
@@ -74,7 +68,6 @@ LAYERS: dict[str, list[tuple[nn.Module, Shape]]] = {  # some of GN-LeNet's, and 
 }
 LANES, BATCH = 4, 20
 LARGEST = {"float32": 1e-5, "tf32": 2e-3, "bf16": 1e-2}  # difference to exact arithmetic, as a share of the largest
-SHARES = (0.75, 0.6, 0.5)  # of the memory that the lanes took, tried until it is too little
 
 
 def strided() -> nn.Module:
@@ -101,7 +94,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "femnist-cnn": {"settings": {"model.name": "femnist-cnn"}},
     "strided and grouped": {"model": strided},
 }
-MEMORY = "short of memory"
 REPEATS = {f"{model}, {precision}": (model, precision) for precision in LARGEST for model in MODELS}
 
 
@@ -204,22 +196,6 @@ class Twins:
         return {"run": name, **alike, **far, "ok": all(alike.values())}
 
 
-class Aside:
-    """One kind of check in a process of its own, while the others go on here."""
-
-    def __init__(self, kind: str, device: str) -> None:
-        self._place, self._kind = tempfile.TemporaryDirectory(), kind
-        self._out = Path(self._place.name) / "outcome.json"
-        command = [sys.executable, __file__, "--device", device, "--only", kind, "--out", str(self._out)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-
-    def entry(self) -> dict[str, Any]:
-        """What it found, when it has ended."""
-        self._process.wait()
-        found: dict[str, Any] = json.loads(self._out.read_text())[self._kind][0]
-        return found
-
-
 def runs_in(folder: Path, device: str, names: Collection[str]) -> None:
     """One twin's work: a run after the other, and a line when each has ended."""
     for name in names:
@@ -231,64 +207,6 @@ def runs_in(folder: Path, device: str, names: Collection[str]) -> None:
         except Exception:
             traceback.print_exc()
         print(name, flush=True)
-
-
-def halved(device: torch.device, samples: int = 50_000) -> dict[str, Any]:
-    """Two rounds with fewer lanes, since the GPU's memory is not to be had, beside two with all of it."""
-    settings = {
-        "cohorts": 16, "precision": "bf16", "devices.trace": "synthetic", "data.public_fit": "exact",
-        "stopping.rule": "rounds", "stopping.rounds": 2, "snapshots": "",
-    }  # fmt: skip
-    experiment = experiment_file.with_settings(experiment_file.load("cifar10", []), settings)
-    problem = prepare(experiment, [], drawn(experiment, samples))
-    notes: list[str] = []
-    before = _free()
-    torch.cuda.reset_peak_memory_stats()
-    engine = choice.engine("lanes", problem, device, notes.append)
-    taken = torch.cuda.max_memory_reserved() - before
-    wanted, right = _lanes(engine), _records(engine, problem)
-    found: dict[str, Any] = {"all the memory, MiB": taken >> 20, "lanes with it": wanted}
-    total = torch.cuda.get_device_properties(device).total_memory
-    for share in SHARES:
-        del engine
-        allowed = _free() + int(share * taken)
-        torch.cuda.set_per_process_memory_fraction(allowed / total)
-        try:
-            engine = choice.engine("lanes", problem, device, notes.append)
-            if notes or share == SHARES[-1]:
-                found |= {"allowed MiB": int(share * taken) >> 20, "notes": notes, "lanes": _lanes(engine)}
-                try:
-                    records = _records(engine, problem)
-                except Exception as error:
-                    if not short_of_memory(error):
-                        raise
-                    found["while training"] = models.first_line(error)
-                    torch.cuda.set_per_process_memory_fraction(1.0)
-                    records = _records(engine, problem)
-                break
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
-    found["records"] = apart(records, right)
-    fine = len(notes) == 1 and _lanes(engine) < wanted and "while training" not in found
-    return {**found, "ok": fine and found["records"] < LARGEST["bf16"]}
-
-
-def _free() -> int:
-    """Give back all memory that nothing refers to; the bytes that are still held."""
-    torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved()
-
-
-def _lanes(engine: Engine) -> int:
-    return int(engine._large.count)  # type: ignore[attr-defined]
-
-
-def _records(engine: Engine, problem: Problem) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    engine.federate(method.plan(problem), lambda session, closed: lines.append(closed.record.as_dict()))
-    return sorted(lines, key=lambda line: (line["cohort"], line["round"]))
 
 
 def main() -> None:
@@ -309,7 +227,6 @@ def main() -> None:
     outcome: dict[str, Any] = {"machine": "cpu", "torch": torch.__version__}
     if device.type == "cuda":
         outcome["machine"] = torch.cuda.get_device_name(device)
-        checks.append((MEMORY, "halved", partial(halved, device)))
     unknown = {*words.only} - {name for kind, name, _ in checks for name in (kind, name)} - {"repeats", *REPEATS}
     if unknown:
         parser.error(f"--only knows no {', '.join(sorted(unknown))}")
@@ -317,9 +234,6 @@ def main() -> None:
     twins = Twins(str(device), repeats) if repeats else None  # they work while the other checks go on
     checks = [check for check in checks if not words.only or {*check[:2]} & {*words.only}]
     checks += [("repeats", name, partial(twins.compare, name)) for name in repeats if twins]
-    if len(checks) > 1 and (last := [check for check in checks if check[0] == MEMORY]):
-        checks = [check for check in checks if check not in last]
-        checks.append((MEMORY, "halved", Aside(MEMORY, str(device)).entry))
     fine, start = True, time.perf_counter()
     for kind, name, check in checks:
         began = time.perf_counter()
