@@ -12,13 +12,17 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["cpfl.cli", "cpfl.board.server", __name__])
+# An exit code can be read once, and whoever starts a process reads those of all that have ended: one thread at a time.
+READING = threading.Lock()
 
 
 class Forked:
@@ -29,7 +33,8 @@ class Forked:
         self._said = Path(tempfile.mkdtemp(prefix="cpfl-forked-"))
         facts = (program, list(words), dict(environment), str(Path.cwd()), str(self._said))
         self._process = CONTEXT.Process(target=_begin, args=facts)
-        self._process.start()
+        with READING:
+            self._process.start()
 
     @property
     def pid(self) -> int:
@@ -38,20 +43,20 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        with READING:
+            return self._process.exitcode
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        return self.returncode
 
     def kill(self) -> None:
         self._process.kill()
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What it said and what it complained of, once it has ended; it is killed if that takes too long."""
-        self._process.join(timeout)
-        if self._process.exitcode is None:
+        if not wait([self._process.sentinel], timeout):
             self.kill()
-            self._process.join()
+            wait([self._process.sentinel])
             raise TimeoutError(f"it did not end within {timeout} s")
         said, complained = ((self._said / name).read_text() for name in ("out", "err"))
         shutil.rmtree(self._said)
