@@ -73,6 +73,15 @@ def seconds(work: Callable[[], None], device: torch.device, repeat: int) -> floa
     return best
 
 
+def longest(work: Callable[[], None], most: int = 12) -> dict[str, float]:
+    """The kernels that take longest, microseconds of one call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        torch.cuda.synchronize()
+    events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
+    return {event.key[:100]: round(event.self_device_time_total, 1) for event in events[:most]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -81,6 +90,7 @@ def main() -> None:
     words = parser.parse_args()
     device = torch.device(words.device)
     rows: list[dict[str, Any]] = []
+    kernels: dict[str, dict[str, float]] = {}
     for precision in ("bf16", "tf32"):
         models.choose_arithmetic(precision)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -94,10 +104,13 @@ def main() -> None:
                 row["samples/s, eagerly"] = round(batch / seconds(work, device, words.repeat))
                 if device.type == "cuda":
                     row["samples/s, as a graph"] = round(batch / seconds(captured(work, device), device, words.repeat))
+                    if kind == "looks":
+                        kernels[f"{precision}, {name}"] = longest(work)
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    words.out.write_text(json.dumps({"machine": name, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+    told = {"machine": name, "torch": torch.__version__, "rows": rows, "microseconds of a look": kernels}
+    words.out.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

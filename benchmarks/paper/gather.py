@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cpfl.experiment import Distillation
-from cpfl.runs import files
+from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 
 FIGURES = (
@@ -32,6 +32,7 @@ def row(path: Path) -> dict[str, Any]:
         "n": e.cohorts,
         "alpha": e.data.alpha,
         "seed": e.seed,
+        "federation": e.federation.model_dump(exclude_defaults=True),
         "stopping": e.stopping.model_dump(exclude_defaults=True),
         "augmented validation": e.data.augment_validation,
         "public": e.data.public,
@@ -40,6 +41,8 @@ def row(path: Path) -> dict[str, Any]:
     }
     found |= {key: round(told[key], 3) for key in FIGURES}
     found["seconds"] = {key: round(told[f"{key}_seconds"], 1) for key in ("wall", "distill")}
+    if judged := records.read(folder.judgements()):
+        found["judged together, %"] = round(judged[-1]["value"], 2)  # on validation samples, before the last rounds
     found["rounds of cohorts"] = [cohort["rounds"] for cohort in told["by_cohort"]]
     found["distilled"] = {
         one.parent.name: round(files.read_json(one)["student_accuracy"], 2)
