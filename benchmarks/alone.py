@@ -22,6 +22,8 @@ from cpfl import models
 from cpfl.engines.lanes.step import captured
 from cpfl.stacked import layers
 
+Make = Callable[[nn.Module, Tensor, str], Callable[[], None]]
+
 
 def ways(dtype: torch.dtype) -> dict[str, nn.Module]:
     """The same model in three ways."""
@@ -60,6 +62,14 @@ def learns(module: nn.Module, x: Tensor, precision: str) -> Callable[[], None]:
     return work
 
 
+CASES: tuple[tuple[str, int, Make], ...] = (
+    ("looks", 4096, looks),
+    ("looks", 16_384, looks),
+    ("learns", 512, learns),
+    ("learns", 256, learns),
+)
+
+
 def seconds(work: Callable[[], None], device: torch.device, repeat: int) -> float:
     """Of one call, the best of three series."""
     best = float("inf")
@@ -94,7 +104,7 @@ def main() -> None:
     for precision in ("bf16", "tf32"):
         models.choose_arithmetic(precision)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        for kind, batch, make in (("looks", 4096, looks), ("learns", 512, learns), ("learns", 256, learns)):
+        for kind, batch, make in CASES:
             x = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
             for name, module in ways(dtype).items():
                 work = make(module.to(device), x, precision)
@@ -105,7 +115,7 @@ def main() -> None:
                 if device.type == "cuda":
                     row["samples/s, as a graph"] = round(batch / seconds(captured(work, device), device, words.repeat))
                     if kind == "looks":
-                        kernels[f"{precision}, {name}"] = longest(work)
+                        kernels[f"{precision}, {name}, {batch}"] = longest(work)
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
