@@ -1,7 +1,7 @@
 """Which momentum at the server do the clients' validation samples prefer? Prints it.
 
-Of runs by the rule `joint`, folders of runs that differ in it and have the same n and seeds, the last judgements count:
-what all cohorts' models were worth together, on average over the runs.
+Each folder holds runs by the rule `joint` with one momentum. Of those that every folder has, by name, the last
+judgements count: what all cohorts' models were worth together, on average over the runs.
 
     python benchmarks/paper/chosen.py runs/momentum-0.8 runs/momentum-0.9
 """
@@ -20,11 +20,15 @@ from cpfl.runs.folder import RunFolder
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path)
+    runs = {
+        folder: {path.parent.name: RunFolder.open(path.parent) for path in sorted(folder.glob("*/summary.json"))}
+        for folder in parser.parse_args().folders
+    }
+    common = sorted(set.intersection(*(set(named) for named in runs.values())))
     found: dict[float, float] = {}
-    for folder in parser.parse_args().folders:
-        runs = [RunFolder.open(path.parent) for path in sorted(folder.glob("*/summary.json"))]
-        values = {run.path.name: records.read(run.judgements())[-1]["value"] for run in runs}
-        momentum = runs[0].experiment().federation.server_momentum
+    for named in runs.values():
+        values = {name: records.read(named[name].judgements())[-1]["value"] for name in common}
+        momentum = named[common[0]].experiment().federation.server_momentum
         found[momentum] = statistics.fmean(values.values())
         print(momentum, {name: round(value, 2) for name, value in values.items()}, file=sys.stderr)
     print(max(found, key=lambda momentum: found[momentum]))
