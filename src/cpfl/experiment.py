@@ -225,7 +225,7 @@ class Distillation(Section):
     """How cohort models become one."""
 
     recipe: Literal["cpfl", "paper"] = "cpfl"  # what the settings down to start are where they are not given
-    views: Count = 4  # different views of each image, taken in turn epoch by epoch
+    views: Count = 3  # different views of each image, taken in turn epoch by epoch
     same_views: bool = True  # the student sees what the teachers saw; false: targets once, a new view every epoch
     augment: Literal["auto", "cut-mix", "crop-flip", "mirror", "training", "none"] = (
         "auto"  # of views; auto: cut-mix if training images are augmented, else none; mirror: as it is, then mirrored
@@ -237,7 +237,7 @@ class Distillation(Section):
     loss: Literal["kl", "mse", "l1"] = "kl"
     temperature: Positive = 1.0  # of probabilities and of kl
     epochs: Count = 100
-    batch_size: Count = 256
+    batch_size: Count = 512
     lr: Positive = 0.004  # Adam; the highest one
     schedule: Literal["one-cycle", "constant"] = "one-cycle"  # of lr; one-cycle: up for a fifth of the steps, then down
     start: Literal["auto", "mean", "fresh"] = "auto"  # the student's first weights; auto: the teachers' mean if it fits
