@@ -136,13 +136,15 @@ def _against_n(
     series: tuple[str, ...], keys: tuple[str, ...], numbers: tuple[int, ...], title: str, axis: str, paper: bool
 ) -> Spec:
     colours = colour_of("experiment", list(series)) if len(series) > 1 else alt.value(BLUE)
-    x, y = log_n(numbers), alt.Y("value:Q", title=axis, scale=alt.Scale(zero=False, padding=12))
+    accuracy = len(keys) > 1  # of student and teachers; what else there is are costs, which begin at nothing
+    x = log_n(numbers)
+    y = alt.Y("value:Q", title=axis, scale=alt.Scale(zero=False, padding=12) if accuracy else alt.Scale(zero=True))
     base = data("points").encode(x=x, y=y, color=colours, detail="model:N")
     dash = alt.StrokeDash("model:N", title=None, scale=alt.Scale(domain=list(keys), range=[[1, 0], [4, 3]]))
     tips = [tip("experiment", "experiment"), tip("model", "of"), tip("n", "n"), tip("value", axis, ".4~g")]
     line = base.mark_line(strokeWidth=2)
     layers = [
-        line.encode(strokeDash=dash) if len(keys) > 1 else line,
+        line.encode(strokeDash=dash) if accuracy else line,
         base.mark_rule(strokeWidth=2, opacity=0.6).encode(y=alt.Y("low:Q"), y2="high:Q"),
         base.mark_circle(size=60, opacity=1).encode(tooltip=tips),
     ]
