@@ -18,6 +18,7 @@ import torch
 from cpfl import experiment_file
 from cpfl.data.federated import Given
 from cpfl.distillation.distil import Distilled, distil
+from cpfl.experiment import Distillation
 from cpfl.problem import Problem, prepare
 from cpfl.runs import teachers
 from cpfl.runs.folder import RunFolder, load_state
@@ -25,7 +26,7 @@ from cpfl.runs.folder import RunFolder, load_state
 PAPER: dict[str, Any] = {"distillation.recipe": "paper"}
 SAME = {**PAPER, "distillation.same_views": True}
 OURS: dict[str, Any] = {"distillation.recipe": "cpfl"}
-LONGER = {**OURS, "distillation.batch_size": 512, "distillation.epochs": 150}
+FOUR = {**OURS, "distillation.views": 4}
 CHANGES: dict[str, dict[str, Any]] = {
     "paper": PAPER,
     "paper: log-probabilities": {**PAPER, "distillation.join": "log-probabilities"},
@@ -45,34 +46,20 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cpfl: no squares of others": {**OURS, "distillation.augment": "crop-flip"},
     "cpfl: a new view each epoch": {**OURS, "distillation.same_views": False},
     "cpfl: one view": {**OURS, "distillation.views": 1},
+    "cpfl: 2 views": {**OURS, "distillation.views": 2},
     "cpfl: 50 epochs": {**OURS, "distillation.epochs": 50},
-    "cpfl: 150 epochs": {**OURS, "distillation.epochs": 150},
-    "cpfl: 8 views": {**OURS, "distillation.views": 8},
     "cpfl: rate 0.008": {**OURS, "distillation.lr": 0.008},
-    "cpfl: batch 512": {**OURS, "distillation.batch_size": 512},
-    "cpfl: batch 512, 3 views": {**OURS, "distillation.batch_size": 512, "distillation.views": 3},
-    "cpfl: batch 512, mirrored": {**OURS, "distillation.batch_size": 512, "distillation.mirrored": True},
-    "cpfl: batch 512, 8 views, mirrored": {
-        **OURS,
-        "distillation.batch_size": 512,
-        "distillation.views": 8,
-        "distillation.mirrored": True,
-    },
-    "cpfl: batch 512, 125 epochs, mirrored": {**LONGER, "distillation.epochs": 125, "distillation.mirrored": True},
-    "cpfl: batch 512, 125 epochs, 8 views, mirrored": {
-        **LONGER,
-        "distillation.epochs": 125,
-        "distillation.views": 8,
-        "distillation.mirrored": True,
-    },
-    "cpfl: batch 512, 150 epochs": LONGER,
-    "cpfl: batch 512, 200 epochs": {**LONGER, "distillation.epochs": 200},
-    "cpfl: batch 512, 150 epochs, not sharpened": {**LONGER, "distillation.sharpen": 0.0},
-    "cpfl: batch 512, 150 epochs, 8 views": {**LONGER, "distillation.views": 8},
-    "cpfl: batch 512, 150 epochs, rate 0.008": {**LONGER, "distillation.lr": 0.008},
     "cpfl: constant rate 0.001": {**OURS, "distillation.schedule": "constant", "distillation.lr": 0.001},
     "cpfl: logits, mse": {**OURS, "distillation.join": "logits", "distillation.loss": "mse"},
     "cpfl: CIFAR-10 itself as public set": {**OURS, "data.public": "cifar10"},
+    "cpfl: 4 views": FOUR,
+    "cpfl: 4 views, batch 256": {**FOUR, "distillation.batch_size": 256},
+    "cpfl: 4 views, 150 epochs": {**FOUR, "distillation.epochs": 150},
+    "cpfl: 4 views, 150 epochs, not sharpened": {**FOUR, "distillation.epochs": 150, "distillation.sharpen": 0.0},
+    "cpfl: 4 views, mirrored": {**FOUR, "distillation.mirrored": True},
+    "cpfl: 4 views, 125 epochs, mirrored": {**FOUR, "distillation.epochs": 125, "distillation.mirrored": True},
+    "cpfl: 8 views, 150 epochs": {**OURS, "distillation.views": 8, "distillation.epochs": 150},
+    "cpfl: 8 views, mirrored": {**OURS, "distillation.views": 8, "distillation.mirrored": True},
 }
 
 
@@ -94,7 +81,8 @@ class Study:
 
     def __call__(self, change: dict[str, Any]) -> dict[str, Any]:
         """A student by these settings."""
-        experiment = experiment_file.with_settings(self.experiment, change)
+        plain = self.experiment.model_copy(update={"distillation": Distillation()})  # whatever the run itself had
+        experiment = experiment_file.with_settings(plain, change)
         key = experiment.data.model_dump_json()
         if key not in self._problems:
             self._problems = {key: prepare(experiment, [self._data], Given())}

@@ -42,7 +42,9 @@ def row(path: Path) -> dict[str, Any]:
     found |= {key: round(told[key], 3) for key in FIGURES}
     found["seconds"] = {key: round(told[f"{key}_seconds"], 1) for key in ("wall", "distill")}
     if judged := records.read(folder.judgements()):
-        found["judged together, %"] = round(judged[-1]["value"], 2)  # on validation samples, before the last rounds
+        found["judged: round, CPU hours, %"] = [
+            [one["round"], round(one["cpu_hours"], 1), round(one["value"], 2)] for one in judged
+        ]
     found["rounds of cohorts"] = [cohort["rounds"] for cohort in told["by_cohort"]]
     found["distilled"] = {
         one.parent.name: round(files.read_json(one)["student_accuracy"], 2)

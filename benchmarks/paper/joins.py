@@ -175,7 +175,8 @@ def main() -> None:
         lines = [records.read(folder.rounds(cohort)) for cohort in range(experiment.cohorts)]
         for name, number, models in moments(folder, words.every):
             spent = math.fsum(record["cpu_seconds"] for line in lines for record in line[:number]) / 3600
-            about = {"n": experiment.cohorts, "seed": experiment.seed, "rule": experiment.stopping.rule}
+            about = {"folder": f"{path.parent.name}/{path.name}", "n": experiment.cohorts, "seed": experiment.seed}
+            about["rule"] = experiment.stopping.rule
             found = looking([mean(paths) for paths in models])
             rows.append({**about, "models": name, "cpu_hours": spent, "judging": looking.costs, **found})
             print(json.dumps(rows[-1]), flush=True)
