@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from cpfl import experiment_file
-from cpfl.presets.published import published
+from cpfl.presets.published import differences, published
 
 if TYPE_CHECKING:
     from conftest import Command
@@ -46,10 +46,32 @@ def test_what_was_printed() -> None:
 
 @pytest.mark.parametrize(
     ("preset", "settings"),
-    [("digits", {}), ("mnist-writers", {}), ("cifar10", {"clients": 100}), ("cifar10", {"model.name": "mlp"})],
+    [
+        ("digits", {}),
+        ("mnist-writers", {}),
+        ("cifar10", {"clients": 100}),
+        ("cifar10", {"model.name": "mlp"}),
+        ("cifar10", {"data.train_limit": 5000}),
+    ],
 )
 def test_none_for_other_experiments(preset: str, settings: dict[str, Any]) -> None:
     assert of(preset, **settings) is None
+
+
+def test_what_is_set_otherwise_is_said() -> None:
+    def found(preset: str, **settings: Any) -> list[str]:
+        return differences(experiment_file.with_settings(experiment_file.load(preset), settings))
+
+    assert found("cifar10", cohorts=64, seed=3, **{"data.alpha": 1.0, "snapshots": "50 rounds"}) == []
+    assert found("digits") == []
+    other = {"data.public": "tinyimagenet32", "data.public_fit": "exact", "stopping.patience": 100, "precision": "bf16"}
+    assert found("cifar10", **other) == [
+        "precision = bf16 (float32)", "data.public = tinyimagenet32 (stl10)", "stopping.patience = 100 (50)",
+    ]  # fmt: skip
+    ours = found("cifar10-cpfl")
+    assert "federation.server = fedavgm (mean)" in ours
+    assert "distillation.recipe = cpfl (paper)" in ours
+    assert not any(line.startswith("distillation.epochs") for line in ours), "the recipe says it"
 
 
 def test_an_alpha_that_the_paper_only_draws() -> None:
@@ -77,6 +99,8 @@ def test_they_travel_in_the_run_folder(cpfl_command: Command, tmp_path: Path) ->
     page = (tmp_path / "run" / "report.html").read_text()
     assert "69.79 ± 0.55" in page
     assert "the paper advises n between 4 and 16" in page
+    assert "data.public = public (stl10), devices.trace = synthetic (fedscale), distillation.epochs = 1 (50)." in page
+    assert "What is set otherwise than there stands under the table." in page
 
 
 def _png(image: np.ndarray) -> bytes:

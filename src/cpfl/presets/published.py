@@ -5,11 +5,12 @@ Accuracy in per cent, hours of virtual time. Where only a speed-up was printed, 
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import resources
 from typing import Any
 
 from cpfl import experiment_file
-from cpfl.experiment import Experiment
+from cpfl.experiment import RECIPES, Experiment
 
 SOURCE = "Dhasade et al., EuroMLSys '25"
 KEYS = ("n", "teachers", "teachers_spread", "student", "student_spread", "hours", "cpu_hours")
@@ -49,7 +50,11 @@ _REMARKS: dict[str, list[str]] = {
     "femnist": ["the paper advises n between 4 and 16"],
 }
 _OTHERS = {"cifar10-cpfl": "cifar10"}  # the same experiment, done in another way
-_SAME = ("clients", "model.name", "data.train", "data.split")  # what must be the preset's for a comparison to be fair
+# What must be the preset's for a comparison to be fair.
+_SAME = ("clients", "model.name", "data.train", "data.train_limit", "data.split")
+# What the paper varies itself, and what changes no figure but is a matter of the machine or of what is kept.
+_FREE = ("name", "cohorts", "seed", "max_rounds", "snapshots", "checkpoint_seconds", "data.alpha")
+_JOINT = ("judge", "every", "gain", "legs", "asked")  # mean nothing with the paper's rule
 
 
 def published(experiment: Experiment) -> dict[str, Any] | None:
@@ -68,14 +73,34 @@ def published(experiment: Experiment) -> dict[str, Any] | None:
     }
 
 
+def differences(experiment: Experiment) -> list[str]:
+    """What is set otherwise than in the paper, whose figures stand beside this experiment's."""
+    name = _OTHERS.get(experiment.name, experiment.name)
+    if name not in _DISTILLATION:
+        return []
+    here, paper = _flat(experiment), _flat(_preset(name))
+    other = [key for key, value in paper.items() if here[key] != value and key not in _FREE]
+    if "data.public" in other:  # how another set is read belongs to it
+        other = [key for key in other if not key.startswith("data.public_")]
+    if "distillation.recipe" in other:  # it says the rest
+        other = [key for key in other if key.removeprefix("distillation.") not in RECIPES["paper"]]
+    other = [key for key in other if key.removeprefix("stopping.") not in _JOINT]
+    return [f"{key} = {here[key]} ({paper[key]})" for key in other]
+
+
 def _like_preset(experiment: Experiment) -> bool:
-    text = resources.files("cpfl.presets").joinpath(f"{experiment.name}.toml").read_text()
-    preset = experiment_file.parse(text, experiment.name)
-    return all(_get(experiment, key) == _get(preset, key) for key in _SAME)
+    here, preset = _flat(experiment), _flat(_preset(experiment.name))
+    return all(here[key] == preset[key] for key in _SAME)
 
 
-def _get(experiment: Experiment, key: str) -> Any:
-    value: Any = experiment
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+@cache
+def _preset(name: str) -> Experiment:
+    return experiment_file.parse(resources.files("cpfl.presets").joinpath(f"{name}.toml").read_text(), name)
+
+
+def _flat(experiment: Experiment) -> dict[str, Any]:
+    """Every setting by the name that --set takes."""
+    tree = experiment.model_dump(mode="json")
+    sections = {key: value for key, value in tree.items() if isinstance(value, dict)}
+    inner = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+    return {key: value for key, value in tree.items() if key not in sections} | inner

@@ -14,6 +14,7 @@ from cpfl.report.reading import RunFacts, read_all, shown
 
 Tree = dict[str, Any]
 DIAMONDS = " Hollow diamonds are the paper's figures."
+OTHER = " What is set otherwise than there stands under the table."
 
 
 class _Measure(NamedTuple):
@@ -146,6 +147,7 @@ def _group(one: Group, advice: Advice, several: bool) -> Tree:
         "table": tables.cells(rows, one.published.get("by_n", [])) if rows else None,
         "source": one.published.get("source", ""),
         "remarks": one.published.get("remarks", []),
+        "differences": one.differences,
         "sections": [{"id": f"{one.id}-{key}", "title": title, "figures": f} for key, title, f in sections if f],
         "runs": [_run(run) for run in sorted(one.runs, key=lambda run: (run.n, run.experiment.seed, run.name))],
     }
@@ -179,7 +181,7 @@ def _trade_off(one: Group, advice: Advice, prefix: str) -> Tree:
         "Accuracy against hours: up and left is better, a larger dot costs more CPU hours, "
         "and the dashed line joins the n that no other beats."
     )
-    return figure(f"{prefix}trade-off", title, caption + DIAMONDS * bool(published), spec)
+    return figure(f"{prefix}trade-off", title, caption + _diamonds([one], bool(published)), spec)
 
 
 def _against(groups: Sequence[Group], prefix: str) -> list[Tree]:
@@ -190,9 +192,13 @@ def _against(groups: Sequence[Group], prefix: str) -> list[Tree]:
     for name, title, axis, caption, keys in AGAINST if series else ():
         spec = figures.against_n(series, published, keys, title, axis)
         drawn = any(printed in row for rows in published.values() for row in rows for _, printed in keys.values())
-        said = f"{caption} Mean and standard deviation over seeds.{DIAMONDS * drawn}"
+        said = f"{caption} Mean and standard deviation over seeds.{_diamonds(groups, drawn)}"
         made.append(figure(f"{start}{name}-against-n", title, said, spec))
     return made
+
+
+def _diamonds(groups: Sequence[Group], drawn: bool) -> str:
+    return (DIAMONDS + OTHER * any(one.differences for one in groups)) if drawn else ""
 
 
 def _cohorts(one: Group, advice: Advice, prefix: str) -> list[Tree]:
@@ -239,7 +245,7 @@ def _earlier(one: Group, prefix: str) -> list[Tree]:
          "How long that takes: the last cohorts are often slow.",
          lambda title: figures.quorum(quorums, numbers, "hours", title, "virtual hours")),
         ("time-budget", "Accuracy against the time budget", studied,
-         f"The student's accuracy if one distils what there is after so many hours.{DIAMONDS * bool(published)}",
+         f"The student's accuracy if one distils what there is after so many hours.{_diamonds([one], bool(published))}",
          lambda title: figures.budget(budgets, numbers, published, title)),
     ]  # fmt: skip
     kept = any(run.experiment.snapshots for run in one.runs)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpfl.experiment import Experiment
+from cpfl.presets import published as paper
 from cpfl.report.reading import RunFacts
 from cpfl.report.tables import by_cohorts
 
@@ -41,6 +42,11 @@ class Group:
         """The paper's figures that the runs carry; empty if they carry none."""
         found = (run.about.get("published") for run in self.runs)
         return next((carried for carried in found if isinstance(carried, dict)), {})
+
+    @property
+    def differences(self) -> list[str]:
+        """What is set otherwise than in the paper, where its figures stand beside the runs'."""
+        return paper.differences(self.runs[0].experiment) if self.published.get("by_n") else []
 
     @property
     def numbers(self) -> list[int]:
