@@ -1,6 +1,8 @@
 """The README's picture: accuracy against CPU hours and against hours, as published and as measured here.
 
-python benchmarks/paper/picture.py --runs results/paper/runs.json --out docs/redrawn.png
+And what all cohorts were worth together while they trained, by the preset's rule.
+
+    python benchmarks/paper/picture.py --runs results/paper/runs.json --out docs/redrawn.png --judged docs/judged.png
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import altair as alt
 
 from cpfl import experiment_file
 from cpfl.presets.published import published
-from cpfl.report import style
+from cpfl.report import cohort_figures, style
 
 PAPER, SAME, OURS = "from the paper", "the paper's rule and recipe, here", "cifar10-cpfl, here"
 
@@ -32,14 +34,19 @@ def printed() -> list[dict[str, Any]]:
     return [{"n": row["n"], "way": PAPER} | {name: row[key] for key, name in keys.items()} for row in rows]
 
 
-def measured(rows: list[dict[str, Any]], preset: str, augmented: bool, way: str) -> list[dict[str, Any]]:
-    """Means over runs, by n; of those whose server and distillation are the preset's."""
+def like(rows: list[dict[str, Any]], preset: str, augmented: bool) -> list[dict[str, Any]]:
+    """Those whose server and distillation are the preset's, with α = 0.1."""
     federation = experiment_file.load(preset, []).federation.model_dump(exclude_defaults=True)
-    mine = [
+    return [
         r for r in rows
         if r["experiment"] == preset and r["alpha"] == 0.1 and r["augmented validation"] == augmented
         and r["federation"] == federation and not r["besides"]
     ]  # fmt: skip
+
+
+def measured(rows: list[dict[str, Any]], preset: str, augmented: bool, way: str) -> list[dict[str, Any]]:
+    """Means over runs, by n."""
+    mine = like(rows, preset, augmented)
     keys = {"hours": "hours", "cpu_hours": "CPU hours", "student_accuracy": "student %"}
     return [
         {"n": n, "way": way} | {name: statistics.fmean(r[k] for r in mine if r["n"] == n) for k, name in keys.items()}
@@ -70,10 +77,23 @@ def crowded(row: dict[str, Any], rows: list[dict[str, Any]], axis: str) -> bool:
     return any(1 < r[axis] / row[axis] < 1.55 and abs(r["student %"] - row["student %"]) < 2 for r in rows)
 
 
+def together(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the cohorts were worth together, of the lowest seed of every n."""
+    first = {r["n"]: r for r in sorted(rows, key=lambda r: -r["seed"])}
+    points = [
+        {"n": n, "round": rounds, "cpu": cpu, "worth": worth, "stop": rounds == first[n]["rounds of cohorts"][0]}
+        for n in sorted(first)
+        for rounds, cpu, worth in first[n]["judged: round, CPU hours, %"]
+    ]
+    title = "cifar10-cpfl: what the cohorts are worth together"
+    return cohort_figures.judged(points, sorted(first), title, "right on validation samples, %")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--judged", type=Path, required=True)
     words = parser.parse_args()
     runs = json.loads(words.runs.read_text())
     rows = [*printed(), *measured(runs, "cifar10", True, SAME), *measured(runs, "cifar10-cpfl", False, OURS)]
@@ -81,10 +101,14 @@ def main() -> None:
         row["label"] = f"n = {row['n']:g}"
         row |= {f"crowded, {axis}": crowded(row, rows, axis) for axis in DOMAINS}
         print(row["way"], row["label"], *(f"{key} {row[key]:,.1f}" for key in ("student %", "hours", "CPU hours")))
-    title = "CIFAR-10 over 200 clients, α = 0.1: what accuracy costs"
-    both = alt.hconcat(panel("CPU hours", True), panel("hours", False)).properties(title=title, description=title)
+    words_above = alt.Title(
+        "CIFAR-10 over 200 clients, α = 0.1: what accuracy costs",
+        subtitle="public set: 40,000 images of Tiny-ImageNet here, 100,000 of STL-10 in the paper",
+    )
+    both = alt.hconcat(panel("CPU hours", True), panel("hours", False)).properties(title=words_above)
     spec = both.to_dict(validate=False) | {"config": style.CONFIG}
     style.save(style.filled(spec, rows=rows), words.out)
+    style.save(together(like(runs, "cifar10-cpfl", False)), words.judged)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def small() -> dict[str, Any]:
+    """What makes them small."""
+    return dict(SETTINGS)
+
+
+@pytest.fixture
 def runs(made: Path, tmp_path: Path) -> Path:
     """The six runs, to do with as a test likes."""
     return Path(shutil.copytree(made, tmp_path / "runs"))

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import cpfl
 from cpfl.report.content import all_figures, content
 from cpfl.report.points import thinned
 from cpfl.report.tables import find_runs
+from cpfl.runs import records
 
 Summaries = dict[tuple[int, int], dict[str, Any]]
 Change = Callable[[Path, Callable[[dict[str, Any]], None]], None]
@@ -65,6 +68,27 @@ def test_the_table_is_the_papers(tree: dict[str, Any], summaries: Summaries) -> 
     assert rows["4"]["student %"].startswith(f"{student:.1f} ± ")
     assert rows["4"]["gain"] == f"{student - teachers:.1f}"
     assert rows["1"]["teachers %"] == "–"
+
+
+def test_judgements_of_all_cohorts_together(tmp_path: Path, small: dict[str, Any]) -> None:
+    """Under the rule joint; what the picture shows is what was written, and a damaged line is named."""
+    joint = {"stopping.rule": "joint", "stopping.every": 2, "stopping.legs": 4, "max_rounds": 10}
+    for n in (1, 2):
+        settings = small | joint | {"cohorts": n}
+        cpfl.run("digits", out=tmp_path / f"n{n}", settings=settings, device="cpu", engine="reference")
+    told = {n: records.read(tmp_path / f"n{n}/judgements.jsonl") for n in (1, 2)}
+    rows = values(figure(content(find_runs(tmp_path)), "judged")["spec"])
+    assert len(told[2]) > 1
+    for n, lines in told.items():
+        drawn = [(row["round"], row["cpu"], row["worth"], row["stop"]) for row in rows if row["n"] == n]
+        want = [(line["round"], line["cpu_hours"], line["value"], line["decision"] == "stop") for line in lines]
+        assert [one[::3] for one in drawn] == [one[::3] for one in want]
+        np.testing.assert_allclose([one[1:3] for one in drawn], [one[1:3] for one in want], rtol=1e-3)
+    with (tmp_path / "n2/judgements.jsonl").open("a") as file:
+        file.write('{"round": 12, "value": 50}\n')
+    tree = content(find_runs(tmp_path))
+    assert [one["path"].endswith("n2") for one in tree["damaged"]] == [True]
+    assert "judgements.jsonl is damaged: a line lacks" in tree["damaged"][0]["reason"]
 
 
 def test_finish_times(tree: dict[str, Any], summaries: Summaries) -> None:

@@ -118,6 +118,26 @@ def _finish_times(numbers: tuple[int, ...], title: str) -> Spec:
     return finished(alt.layer(lines, last.encode(tooltip=tips)), title, "Finish times of the cohorts, cumulated")
 
 
+def judged(rows: Rows, numbers: Sequence[int], title: str, axis: str) -> Spec:
+    """What all cohorts are worth together as CPU hours are spent; a dot where the rule stopped them."""
+    return filled(_judged(tuple(numbers), title, axis), judgements=rows)
+
+
+@lru_cache(KEPT)
+def _judged(numbers: tuple[int, ...], title: str, axis: str) -> Spec:
+    hours = alt.Axis(format=PLAIN, tickCount=6)
+    base = data("judgements").encode(
+        x=alt.X("cpu:Q", title="CPU hours, judgements among them", scale=alt.Scale(type="log", nice=False), axis=hours),
+        y=alt.Y("worth:Q", title=axis, scale=alt.Scale(zero=False)),
+        color=colour_n(numbers),
+    )
+    tips = [tip("n", "n"), tip("round", "after rounds"), tip("cpu", "CPU hours", ".4~g"), tip("worth", axis, ".4~g")]
+    each = base.mark_circle(size=18, opacity=1).encode(tooltip=tips)
+    stops = base.transform_filter("datum.stop").mark_point(filled=True, size=90, shape="diamond", opacity=1)
+    lines = base.mark_line(strokeWidth=2)
+    return finished(alt.layer(lines, each, stops.encode(tooltip=tips)), title, f"{axis}, against CPU hours")
+
+
 def sizes(rows: Rows, numbers: Sequence[int], title: str) -> Spec:
     """How many samples a cohort holds against how long it trained."""
     return filled(_sizes(tuple(numbers), title), cohorts=rows)

@@ -100,7 +100,7 @@ def _sound(paths: Iterable[Path]) -> tuple[list[RunFacts], list[tuple[str, str]]
 
 def _error(run: RunFacts) -> CpflError | None:
     try:
-        _ = run.trails
+        _ = run.trails, run.judged
     except CpflError as error:
         return error
     return None
@@ -222,6 +222,15 @@ def _cohorts(one: Group, advice: Advice, prefix: str) -> list[Tree]:
         )
         title = "Timeline of the cohorts"
         made.append(figure(f"{prefix}timeline", title, caption, cohort_figures.timeline(rows, numbers, chosen, title)))
+    if rows := points.judged(one):
+        public = one.runs[0].experiment.stopping.judge == "public"
+        axis = "agreement on public samples, %" if public else "right on validation samples, %"
+        caption = (
+            "What all cohorts' models, joined, were worth each time they were judged (one seed of every n); a diamond "
+            "where the rule stopped them. The axis is logarithmic: the rule asks what twice the CPU hours would gain."
+        )
+        title = "What the cohorts are worth together"
+        made.append(figure(f"{prefix}judged", title, caption, cohort_figures.judged(rows, numbers, title, axis)))
     if rows := points.finishes(one):
         caption = "The share of cohorts that had stopped by an hour, all seeds; the diamond is the last one."
         title = "Finish times of the cohorts"

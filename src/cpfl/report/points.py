@@ -86,6 +86,16 @@ def sizes(group: Group) -> Rows:
     return thinned(rows, SCATTERED)
 
 
+def judged(group: Group) -> Rows:
+    """What all cohorts were worth together each time they were judged, for one seed of every n."""
+    rows = []
+    for run in first_seeds(group):
+        for line in run.judged:
+            row = {"n": run.n, "round": line["round"], "cpu": short(line["cpu_hours"]), "worth": short(line["value"])}
+            rows.append(row | {"stop": line.get("decision") == "stop"})
+    return rows
+
+
 def quorums(group: Group) -> Rows:
     """Accuracy and hours by the share of cohorts that had stopped; n = 1 has no quorum to wait for."""
     found: dict[tuple[int, float], list[Any]] = defaultdict(list)

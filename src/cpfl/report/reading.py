@@ -19,6 +19,7 @@ from cpfl.runs.folder import RunFolder
 from cpfl.setting_types import hours
 
 NUMBERS = (*MEASURES, "cohorts", "seed", "cut_off")  # what every finished run must tell
+JUDGED = ("round", "cpu_hours", "value")  # what every judgement must
 # What reading a damaged folder may raise; the last four come from valid JSON of a foreign shape.
 TROUBLE = (CpflError, KeyError, TypeError, IndexError, AttributeError)
 
@@ -86,6 +87,15 @@ class RunFacts:
         if self.followed is not None:
             return self.followed
         return [_trail(self.folder.rounds(cohort)) for cohort in range(len(self.about["plan"]))]
+
+    @cached_property
+    def judged(self) -> list[dict[str, Any]]:
+        """Under the rule joint, what all cohorts were worth together, judgement after judgement."""
+        lines = records.read(self.folder.judgements())
+        for line in lines:
+            if not (isinstance(line, dict) and all(_finite(line.get(key)) for key in JUDGED)):
+                raise DamagedError(f"{self.folder.judgements()} is damaged: a line lacks {', '.join(JUDGED)}")
+        return lines
 
     @property
     def state(self) -> str:
