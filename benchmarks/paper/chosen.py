@@ -25,6 +25,8 @@ def main() -> None:
         for folder in parser.parse_args().folders
     }
     common = sorted(set.intersection(*(set(named) for named in runs.values())))
+    if not common:
+        parser.error("these folders have no finished run in common, by name")
     found: dict[float, float] = {}
     for named in runs.values():
         values = {name: records.read(named[name].judgements())[-1]["value"] for name in common}

@@ -13,6 +13,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import kept
 import torch
 
 from cpfl import experiment_file
@@ -33,7 +34,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "paper: uniform weights": {**PAPER, "distillation.weights": "uniform"},
     "paper: same view": SAME,
     "paper: 200 epochs": {**PAPER, "distillation.epochs": 200},
-    "paper: public images resized": {**PAPER, "data.public_fit": "resize"},
     "paper: 10,000 public images": {**PAPER, "data.public_limit": 10_000, "distillation.epochs": 200},
     "paper: CIFAR-10 itself as public set": {**PAPER, "data.public": "cifar10"},
     "same view: 4 views without holes": {**SAME, "distillation.views": 4, "distillation.augment": "crop-flip"},
@@ -110,14 +110,14 @@ def main() -> None:
     unknown = [name for name in names if name not in CHANGES]
     if unknown:
         parser.error(f"no change is called {unknown[0]!r}; there are: {', '.join(CHANGES)}")
-    rows = []
     for path in words.runs:
         study = Study(path, words.data, torch.device(words.device))
         experiment = study.experiment
         for name in names:
-            rows.append({"n": experiment.cohorts, "seed": experiment.seed, "change": name, **study(CHANGES[name])})
-            print(json.dumps(rows[-1]), flush=True)
-            words.out.write_text(json.dumps(rows, indent=1) + "\n")
+            about = {"run": kept.name_of(path), "n": experiment.cohorts, "seed": experiment.seed, "change": name}
+            row = about | study(CHANGES[name])
+            print(json.dumps(row), flush=True)
+            kept.add(words.out, [row], ("run", "change", "card"))
 
 
 if __name__ == "__main__":

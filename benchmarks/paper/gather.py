@@ -8,9 +8,10 @@ python benchmarks/paper/gather.py --out results/paper/runs.json FOLDER...
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
+
+import kept
 
 from cpfl.experiment import Distillation
 from cpfl.runs import files, records
@@ -28,7 +29,7 @@ def row(path: Path) -> dict[str, Any]:
     e = folder.experiment()
     found: dict[str, Any] = {
         "experiment": e.name,
-        "folder": f"{path.parent.name}/{path.name}",
+        "folder": kept.name_of(path),
         "n": e.cohorts,
         "alpha": e.data.alpha,
         "seed": e.seed,
@@ -66,14 +67,7 @@ def main() -> None:
     words = parser.parse_args()
     paths = sorted({path.parent for folder in words.folders for path in folder.glob("**/summary.json")})
     rows = [row(path) for path in paths if (path / "run.json").is_file() and (path / "rounds").is_dir()]
-    if words.out.exists():
-        new = {one["folder"] for one in rows}
-        rows += [one for one in json.loads(words.out.read_text()) if one["folder"] not in new]
-    rows.sort(key=lambda one: str(one["folder"]))
-    words.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n ".join(json.dumps(one) for one in rows)
-    words.out.write_text(f"[{lines}]\n")
-    print(f"{len(rows)} runs in {words.out}")
+    print(f"{kept.add(words.out, rows, ('folder',))} runs in {words.out}")
 
 
 if __name__ == "__main__":

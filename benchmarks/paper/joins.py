@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import kept
 import numpy as np
 import torch
 from torch import Tensor
@@ -145,7 +146,7 @@ def moments(folder: RunFolder, every: int) -> Iterator[tuple[str, int | None, li
         shared = [number for number in sorted(set.intersection(*map(set, kept))) if number % every == 0]
         for number in shared:
             yield f"round {number}", number, [[one[number]] for one in kept]
-        for count in LAST:
+        for count in (count for count in LAST if count <= len(shared)):
             yield f"mean of the last {count}", None, [[one[number] for number in shared[-count:]] for one in kept]
     else:
         newest = [one[max(one)] if one else folder.start(cohort) for cohort, one in enumerate(kept)]
@@ -167,7 +168,6 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("runs", nargs="+", type=Path)
     words = parser.parse_args()
-    rows: list[dict[str, Any]] = []
     for path in words.runs:
         folder = RunFolder.open(path)
         experiment = folder.experiment()
@@ -175,12 +175,11 @@ def main() -> None:
         lines = [records.read(folder.rounds(cohort)) for cohort in range(experiment.cohorts)]
         for name, number, models in moments(folder, words.every):
             spent = math.fsum(record["cpu_seconds"] for line in lines for record in line[:number]) / 3600
-            about = {"folder": f"{path.parent.name}/{path.name}", "n": experiment.cohorts, "seed": experiment.seed}
-            about["rule"] = experiment.stopping.rule
+            about = {"folder": kept.name_of(path), "n": experiment.cohorts, "seed": experiment.seed}
             found = looking([mean(paths) for paths in models])
-            rows.append({**about, "models": name, "cpu_hours": spent, "judging": looking.costs, **found})
-            print(json.dumps(rows[-1]), flush=True)
-            words.out.write_text(json.dumps(rows, indent=1) + "\n")
+            row = about | {"models": name, "cpu_hours": spent, "judging": looking.costs} | found
+            print(json.dumps(row), flush=True)
+            kept.add(words.out, [row], ("folder", "models"))
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     words = parser.parse_args()
     rows = [row for row in json.loads(words.file.read_text()) if row["models"].startswith("round ")]
-    print("| n | seed | judge | gain | stops after | CPU hours | ensemble %, validation | test |")
-    print("|---|---|---|---|---|---|---|---|")
-    for (n, seed), found in groupby(rows, lambda row: (row["n"], row["seed"])):
+    print("| run | judge | gain | stops after | CPU hours | ensemble %, validation | test |")
+    print("|---|---|---|---|---|---|---|")
+    for name, found in groupby(rows, lambda row: str(row["folder"])):
         run = list(found)
         for judge in JUDGES:
             points = [(spent(row, leg, judge), row["judged"][judge]) for leg, row in enumerate(run, 1)]
@@ -44,7 +44,7 @@ def main() -> None:
                 if len(run) < words.legs:
                     when = "too few looks"
                 print(
-                    f"| {n} | {seed} | {judge} | {gain:g} | {when} | {points[(end or len(run)) - 1][0]:,.0f} | "
+                    f"| {name} | {judge} | {gain:g} | {when} | {points[(end or len(run)) - 1][0]:,.0f} | "
                     f"{row['validation'][JOIN]:.1f} | {row['test'][JOIN]:.1f} |"
                 )
 

@@ -214,7 +214,8 @@ def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
         again = f", {summary['repeats']:,} rounds were repeated" if summary["repeats"] else ""
         lines.insert(-1, ("wasted", f"{summary['wasted_cpu_hours']:.2f} h of the CPU time ({share:.0%}){again}"))
     if summary["cut_off"]:
-        lines.insert(-1, ("cut off", f"{summary['cut_off']} cohorts by max_rounds, before they had converged"))
+        cohorts = f"{summary['cut_off']} cohort{'s' * (summary['cut_off'] > 1)}"
+        lines.insert(-1, ("cut off", f"{cohorts} by max_rounds, before converging"))
     if several and summary["student_accuracy"] < summary["ensemble_accuracy"] - FAR:
         lines.insert(
             -1, ("hint", "the student is far below the ensemble: raise distillation.epochs, or lower its batch_size")

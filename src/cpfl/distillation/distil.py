@@ -46,7 +46,7 @@ def distil(
     on_epoch: Callable[[EpochRecord], None],
     helpers: Helpers | None = None,  # who make the targets, in shards of the public set
 ) -> Distilled:
-    """Teach a fresh student what the teachers of these cohorts know; a single teacher is the result itself."""
+    """Teach a student what the teachers of these cohorts know; a single teacher is the result itself."""
     began = time.perf_counter()
     data, seed = problem.data, problem.experiment.seed
     dtype = data.transform.dtype

@@ -1,4 +1,4 @@
-"""The student: a fresh model that learns the joined targets on public samples."""
+"""The student: a model that learns the joined targets on public samples."""
 
 from __future__ import annotations
 

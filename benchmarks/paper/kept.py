@@ -1,0 +1,29 @@
+"""Small tables of results that several commands add to: a row a line, and rows of other runs stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def add(out: Path, rows: Sequence[Row], key: Sequence[str]) -> int:
+    """Put these rows in the place of those with the same key, or behind them; how many there are then."""
+    found = {_key(row, key): row for row in (json.loads(out.read_text()) if out.exists() else [])}
+    found |= {_key(row, key): row for row in rows}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n ".join(map(json.dumps, found.values()))
+    out.write_text(f"[{lines}]\n")
+    return len(found)
+
+
+def name_of(run: Path) -> str:
+    """A run's name in such a table."""
+    return f"{run.parent.name}/{run.name}"
+
+
+def _key(row: Row, key: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row.get(part) for part in key)
