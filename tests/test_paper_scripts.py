@@ -86,8 +86,11 @@ def test_joins_and_rules(runs: Path, tmp_path: Path, script: Any) -> None:
 
 def test_effects_begin_from_the_recipe(runs: Path, tmp_path: Path, script: Any) -> None:
     run, out = runs / "momentum-0.9" / "n002-seed90", tmp_path / "effects.json"
-    script("effects.py", "--data", tmp_path, "--device", "cpu", "--only", "cpfl;paper", "--out", out, run)
+    others = "cpfl: start at the best teacher;cpfl: weights averaged over the last 20 epochs"
+    words = ["--data", tmp_path, "--device", "cpu", "--out", out]
+    script("effects.py", *words, "--only", f"cpfl;paper;{others}", run)
     rows = {row["change"]: row["test"] for row in json.loads(out.read_text())}
     own, paper = cpfl.distill(run, epochs=100), cpfl.distill(run, recipe="paper")  # the run itself had two epochs
     assert rows["cpfl"] == pytest.approx(own["student_accuracy"], abs=0.01)
     assert rows["paper"] == pytest.approx(paper["student_accuracy"], abs=0.01)
+    assert set(rows) == {"cpfl", "paper", *others.split(";")}

@@ -10,16 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import kept
 import torch
+from torch import nn
 
 from cpfl import experiment_file
 from cpfl.data.federated import Given
-from cpfl.distillation.distil import Distilled, distil
+from cpfl.distillation.distil import Distilled, distil, mean_of
+from cpfl.distillation.student import teach
 from cpfl.experiment import Distillation
+from cpfl.models import State
 from cpfl.problem import Problem, prepare
 from cpfl.runs import teachers
 from cpfl.runs.folder import RunFolder, load_state
@@ -27,6 +32,7 @@ from cpfl.runs.folder import RunFolder, load_state
 PAPER: dict[str, Any] = {"distillation.recipe": "paper"}
 SAME = {**PAPER, "distillation.same_views": True}
 OURS: dict[str, Any] = {"distillation.recipe": "cpfl"}
+LATE = 20  # epochs
 FOUR = {**OURS, "distillation.views": 4}
 CHANGES: dict[str, dict[str, Any]] = {
     "paper": PAPER,
@@ -48,6 +54,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cpfl: one view": {**OURS, "distillation.views": 1},
     "cpfl: 2 views": {**OURS, "distillation.views": 2},
     "cpfl: 50 epochs": {**OURS, "distillation.epochs": 50},
+    "cpfl: 150 epochs": {**OURS, "distillation.epochs": 150},
+    "cpfl: temperature 2": {**OURS, "distillation.temperature": 2.0},
+    "cpfl: mse": {**OURS, "distillation.loss": "mse"},
     "cpfl: rate 0.008": {**OURS, "distillation.lr": 0.008},
     "cpfl: constant rate 0.001": {**OURS, "distillation.schedule": "constant", "distillation.lr": 0.001},
     "cpfl: logits, mse": {**OURS, "distillation.join": "logits", "distillation.loss": "mse"},
@@ -62,12 +71,54 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cpfl: 8 views, mirrored": {**OURS, "distillation.views": 8, "distillation.mirrored": True},
 }
 
+Teach = Callable[..., None]
+plain: Teach = teach
+
 
 def held_back(outcome: Distilled) -> float:
     """Accuracy on what the clients held back, every sample counting alike."""
     clients = [client for client in outcome.client_accuracies if client["held_back"]]
     right = math.fsum(client["accuracy_held_back"] * client["held_back"] for client in clients)
     return right / float(sum(client["held_back"] for client in clients))
+
+
+def from_the_best(study: Study) -> Teach:
+    """Begin as the teacher that is best on what the clients held back."""
+
+    def taught(student: nn.Module, *words: Any) -> None:
+        student.load_state_dict(study.best_teacher())
+        plain(student, *words)
+
+    return taught
+
+
+def averaged(study: Study) -> Teach:
+    """The mean of the student's weights over the ends of its last epochs."""
+
+    def taught(*words: Any) -> None:
+        student, *others, accuracy, on_epoch = words
+        ends: list[State] = []
+
+        def looked_at(module: nn.Module) -> float:
+            ends.append({name: value.detach().clone() for name, value in module.state_dict().items()})
+            del ends[:-LATE]
+            return float(accuracy(module))
+
+        plain(student, *others, looked_at, on_epoch)
+        student.load_state_dict(mean_of(ends))
+
+    return taught
+
+
+# Ways that are no settings: what they are tried with, and what stands in the place of teach.
+OTHERS: dict[str, tuple[dict[str, Any], Callable[[Study], Teach]]] = {
+    "cpfl: start at the best teacher": (OURS, from_the_best),
+    "cpfl: weights averaged over the last 20 epochs": (OURS, averaged),
+    "cpfl: constant rate 0.001, weights averaged over the last 20 epochs": (
+        CHANGES["cpfl: constant rate 0.001"],
+        averaged,
+    ),
+}
 
 
 class Study:
@@ -79,16 +130,35 @@ class Study:
         self._chosen = teachers.choose(self._folder, self.experiment.distillation)
         self._problems: dict[str, Problem] = {}
 
-    def __call__(self, change: dict[str, Any]) -> dict[str, Any]:
-        """A student by these settings."""
-        plain = self.experiment.model_copy(update={"distillation": Distillation()})  # whatever the run itself had
-        experiment = experiment_file.with_settings(plain, change)
+    def best_teacher(self) -> State:
+        """By what the clients held back."""
+        states = [load_state(path) for path in self._chosen.paths]
+        problem = next(iter(self._problems.values()))
+        worth = []
+        for cohort, state in zip(self._chosen.cohorts, states, strict=True):
+            alone = partial(iter, [state])
+            found = distil(problem, alone, [cohort], Distillation(), self._device, lambda record: None)
+            worth.append(held_back(found))
+        return states[max(range(len(worth)), key=worth.__getitem__)]
+
+    def named(self, name: str) -> dict[str, Any]:
+        """A student by the change of this name."""
+        if name in CHANGES:
+            return self(CHANGES[name], plain)
+        change, way = OTHERS[name]
+        return self(change, way(self))
+
+    def __call__(self, change: dict[str, Any], way: Teach) -> dict[str, Any]:
+        """A student by these settings, taught in this way."""
+        bare = self.experiment.model_copy(update={"distillation": Distillation()})  # whatever the run itself had
+        experiment = experiment_file.with_settings(bare, change)
         key = experiment.data.model_dump_json()
         if key not in self._problems:
             self._problems = {key: prepare(experiment, [self._data], Given())}
         chosen, settings = self._chosen, experiment.distillation
         states = [load_state(path) for path in chosen.paths]
-        found = distil(self._problems[key], lambda: states, chosen.cohorts, settings, self._device, lambda record: None)
+        problem, cohorts = self._problems[key], chosen.cohorts
+        found = distil(problem, lambda: states, cohorts, settings, self._device, lambda record: None, teach=way)
         return {
             "validation": round(held_back(found), 2),
             "test": round(found.student_accuracy, 2),
@@ -106,16 +176,17 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("runs", nargs="+", type=Path)
     words = parser.parse_args()
-    names = words.only.split(";") if words.only else list(CHANGES)
-    unknown = [name for name in names if name not in CHANGES]
+    known = [*CHANGES, *OTHERS]
+    names = words.only.split(";") if words.only else known
+    unknown = [name for name in names if name not in known]
     if unknown:
-        parser.error(f"no change is called {unknown[0]!r}; there are: {', '.join(CHANGES)}")
+        parser.error(f"no change is called {unknown[0]!r}; there are: {', '.join(known)}")
     for path in words.runs:
         study = Study(path, words.data, torch.device(words.device))
         experiment = study.experiment
         for name in names:
             about = {"run": kept.name_of(path), "n": experiment.cohorts, "seed": experiment.seed, "change": name}
-            row = about | study(CHANGES[name])
+            row = about | study.named(name)
             print(json.dumps(row), flush=True)
             kept.add(words.out, [row], ("run", "change", "card"))
 

@@ -45,6 +45,7 @@ def distil(
     device: torch.device,
     on_epoch: Callable[[EpochRecord], None],
     helpers: Helpers | None = None,  # who make the targets, in shards of the public set
+    teach: Callable[..., None] = teach,  # how the student learns; a study may try another way
 ) -> Distilled:
     """Teach a student what the teachers of these cohorts know; a single teacher is the result itself."""
     began = time.perf_counter()
