@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import os
@@ -35,14 +36,18 @@ def fetch(name: str, root: Path, mirror: str | None = None, progress: Progress |
     except OSError as error:
         raise DataError(f"{folder} cannot be made: {error.strerror}") from error
     done = 0
-    for file in entry.files:
-        target = folder / file.name
-        if not (target.is_file() and _checksum(target, file) == file.checksum):
-            address = file.url if mirror is None else f"{mirror.rstrip('/')}/{file.name}"
-            _download(file, address, target, _from(done, entry.size, progress))
-        done += file.size
-        if progress is not None:
-            progress(done, entry.size)
+    try:
+        for file in entry.files:
+            target = folder / file.name
+            if not (target.is_file() and _checksum(target, file) == file.checksum):
+                address = file.url if mirror is None else f"{mirror.rstrip('/')}/{file.name}"
+                _download(file, address, target, _from(done, entry.size, progress))
+            done += file.size
+            if progress is not None:
+                progress(done, entry.size)
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # which it is if nothing came; one that holds something stays
     return folder
 
 
