@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import cpfl
+from cpfl.data import parquet
 from cpfl.runs import records
 
+DATA = Path(__file__).parents[2] / "shared" / "data"
+KEPT = Path(__file__).parents[1] / "results" / "paper" / "runs.json"
 SCRIPTS = Path(__file__).parents[1] / "benchmarks" / "paper"
 SMALL: dict[str, Any] = {
     "clients": 8, "cohorts": 2, "max_rounds": 10, "snapshots": "2 rounds", "data.train_limit": 400,
@@ -94,3 +101,46 @@ def test_effects_begin_from_the_recipe(runs: Path, tmp_path: Path, script: Any) 
     assert rows["cpfl"] == pytest.approx(own["student_accuracy"], abs=0.01)
     assert rows["paper"] == pytest.approx(paper["student_accuracy"], abs=0.01)
     assert set(rows) == {"cpfl", "paper", *others.split(";")}
+
+
+@pytest.mark.skipif(not (DATA / "cifar10").is_dir(), reason="the real data sets are not beside the project")
+def test_figures_of_the_runs_that_were_kept(tmp_path: Path, script: Any) -> None:
+    runs = {run["folder"]: run for run in json.loads(KEPT.read_text())}
+    chosen = [runs["augmented/n016-seed90"], runs["augmented/n200-seed90"]]
+    (tmp_path / "runs.json").write_text(json.dumps(chosen))
+    words = ["--data", DATA, "--runs", tmp_path / "runs.json", "--out", tmp_path]
+    printed = script("figures.py", *words)
+    said = re.search(r"α = 0.1: 75 % of the cohorts had stopped at n = 16 after (.+) h, n = 200 after (.+) h", printed)
+    assert said is not None
+    sixteen, most = map(float, said.groups())
+    assert 0 < most < 5, "as the paper says"
+    assert 5 < sixteen < chosen[0]["hours"]
+    drawn = {path.stem for path in tmp_path.glob("*.png")}
+    assert {"accuracy-against-n", "traffic-against-n", "finish-times-0.1", "samples-0.1"} <= drawn
+    chosen[0]["rounds of cohorts"][0] *= 100  # a plan that the run did not have
+    (tmp_path / "runs.json").write_text(json.dumps(chosen))
+    with pytest.raises(SystemExit, match="its plan says"):
+        script("figures.py", *words)
+
+
+def test_photographs(tmp_path: Path, script: Any) -> None:
+    """Only large pictures without an alpha channel are cut up, wherever in a file they lie."""
+
+    def webp(mode: str, size: tuple[int, int], colour: tuple[int, ...]) -> bytes:
+        held = io.BytesIO()
+        Image.new(mode, size, colour).save(held, "webp", lossless=True)
+        return held.getvalue()
+
+    pieces = [
+        webp("RGB", (300, 200), (250, 0, 0)),
+        webp("RGBA", (300, 300), (0, 250, 0, 9)),
+        webp("RGB", (99, 99), (0, 0, 9)),
+    ]
+    (tmp_path / "held.rcc").write_bytes(b"qres" + b"RIFF....WEBP".join(pieces))
+    out = script("photographs.py", "--count", 5, "--data", tmp_path, tmp_path / "held.rcc")
+    assert out.startswith("5 windows of 1 photographs in ")
+    found = parquet.read(tmp_path / "photographs", "train")
+    assert found is not None
+    assert found.x.shape == (5, 3, 96, 96)
+    assert np.asarray(found.x)[:, 0].min() > 230
+    assert np.asarray(found.x)[:, 1:].max() < 20

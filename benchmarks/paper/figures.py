@@ -1,0 +1,103 @@
+"""The paper's figures from the runs that were kept, by the rule of the authors' scripts; diamonds are its own values.
+
+Accuracy, hours, CPU hours and traffic against n; for each α when the cohorts had stopped, and what a cohort holds
+against how long it trained. A cohort's hours are its rounds times what a round takes, which its slowest client sets,
+since all take part: that is read off the plan, so the data are asked for.
+
+    python benchmarks/paper/figures.py --data DATA --runs results/paper/runs.json --out results/paper
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from cpfl import experiment_file
+from cpfl.data.federated import Given
+from cpfl.plan_view import look
+from cpfl.presets.published import published
+from cpfl.problem import prepare
+from cpfl.report import cohort_figures, figures
+from cpfl.report.content import AGAINST
+from cpfl.report.tables import by_cohorts
+
+Rows = list[dict[str, Any]]
+BESIDE = "; public set: Tiny-ImageNet here, STL-10 in the paper (diamonds)"
+LARGEST = 32  # the paper draws what cohorts hold up to here
+QUORUM = 75  # per cent: "within less than 5 hours" at n = 200, it says
+
+
+def against_n(runs: Rows, out: Path) -> None:
+    """Every measure, a line for each α."""
+    by_alpha, paper = {}, {}
+    for alpha in sorted({run["alpha"] for run in runs}):
+        label = f"α = {alpha:g}"
+        by_alpha[label] = by_cohorts(run | {"cohorts": run["n"]} for run in runs if run["alpha"] == alpha)
+        carried = published(experiment_file.load("cifar10", [f"data.alpha={alpha}"]))
+        paper[label] = carried["by_n"] if carried else []
+    for measure in AGAINST:
+        drawn = any(printed in row for rows in paper.values() for row in rows for _, printed in measure.keys.values())
+        title = measure.title + BESIDE * drawn
+        spec = figures.against_n(by_alpha, paper, measure.keys, title, measure.axis)
+        print(figures.save(spec, out / f"{measure.name}-against-n.png"))
+
+
+def cohorts_of(run: dict[str, Any], data: Path) -> Rows:
+    """Samples and hours of every cohort of a run."""
+    told = {"cohorts": run["n"], "seed": run["seed"], "data.alpha": run["alpha"], "data.public": run["public"]}
+    fit = ["data.public_fit=exact"]  # the stand-in has the training images' shape
+    experiment = experiment_file.load("cifar10", [*(f"{key}={value}" for key, value in told.items()), *fit])
+    plan = look(prepare(experiment, [data], Given())).by_cohort
+    found = [
+        {"n": run["n"], "seed": run["seed"], "samples": row.samples, "hours": rounds * row.hours_per_round}
+        for row, rounds in zip(plan, run["rounds of cohorts"], strict=True)
+    ]
+    last = max(row["hours"] for row in found)
+    if abs(last - run["hours"]) > 0.01 * run["hours"]:
+        raise SystemExit(f"{run['folder']} ended after {run['hours']:.1f} h, its plan says {last:.1f} h")
+    return found
+
+
+def stopped(cohorts: Rows) -> Rows:
+    """The share of each n's cohorts that had stopped by an hour."""
+    rows: Rows = []
+    for n in sorted({one["n"] for one in cohorts}):
+        ends = sorted(one["hours"] for one in cohorts if one["n"] == n)
+        steps = [{"n": n, "hours": hours, "share": 100 * (i + 1) / len(ends)} for i, hours in enumerate(ends)]
+        rows += [{"n": n, "hours": 0, "share": 0}, *steps[:-1], steps[-1] | {"last": True}]
+    return rows
+
+
+def of_cohorts(alpha: float, cohorts: Rows, out: Path) -> None:
+    """When they had stopped, and what they hold."""
+    numbers = sorted({one["n"] for one in cohorts})
+    rows = stopped(cohorts)
+    most = {row["n"]: row["hours"] for row in reversed(rows) if row["share"] >= QUORUM}
+    said = ", ".join(f"n = {n} after {most[n]:.1f} h" for n in numbers)
+    print(f"α = {alpha:g}: {QUORUM} % of the cohorts had stopped at {said}")
+    spec = cohort_figures.finish_times(rows, numbers, f"Finish times of the cohorts, α = {alpha:g}")
+    print(figures.save(spec, out / f"finish-times-{alpha:g}.png"))
+    few = [one for one in cohorts if 1 < one["n"] <= LARGEST]
+    title = f"Samples in a cohort against its hours, α = {alpha:g}"
+    spec = cohort_figures.sizes(few, sorted({one["n"] for one in few}), title)
+    print(figures.save(spec, out / f"samples-{alpha:g}.png"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    words = parser.parse_args()
+    kept = [run for run in json.loads(words.runs.read_text()) if run["experiment"] == "cifar10"]
+    runs = [run for run in kept if run["augmented validation"]]
+    against_n(runs, words.out)
+    for alpha in sorted({run["alpha"] for run in runs}):
+        each = (cohorts_of(run, words.data) for run in runs if run["alpha"] == alpha)
+        of_cohorts(alpha, [one for several in each for one in several], words.out)
+
+
+if __name__ == "__main__":
+    main()
