@@ -33,6 +33,8 @@ PAPER: dict[str, Any] = {"distillation.recipe": "paper"}
 SAME = {**PAPER, "distillation.same_views": True}
 OURS: dict[str, Any] = {"distillation.recipe": "cpfl"}
 LATE = 20  # epochs
+HALF = {"data.public_limit": 20_000}  # as many as there are of photographs
+PHOTOGRAPHS = {"data.public": "photographs", "data.public_fit": "resize"}  # made by photographs.py
 FOUR = {**OURS, "distillation.views": 4}
 CHANGES: dict[str, dict[str, Any]] = {
     "paper": PAPER,
@@ -41,7 +43,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "paper: same view": SAME,
     "paper: 200 epochs": {**PAPER, "distillation.epochs": 200},
     "paper: 10,000 public images": {**PAPER, "data.public_limit": 10_000, "distillation.epochs": 200},
+    "paper: 20,000 public images": {**PAPER, **HALF, "distillation.epochs": 100},
+    "paper: photographs, shrunk": {**PAPER, **PHOTOGRAPHS, "distillation.epochs": 100},
+    "paper: photographs, cropped": {**PAPER, **PHOTOGRAPHS, "data.public_fit": "crop", "distillation.epochs": 100},
     "paper: CIFAR-10 itself as public set": {**PAPER, "data.public": "cifar10"},
+    "paper: 20,000 of CIFAR-10 itself": {**PAPER, **HALF, "data.public": "cifar10", "distillation.epochs": 100},
     "same view: 4 views without holes": {**SAME, "distillation.views": 4, "distillation.augment": "crop-flip"},
     "same view: probabilities, kl": {**SAME, "distillation.join": "probabilities", "distillation.loss": "kl"},
     "cpfl": OURS,
@@ -60,6 +66,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cpfl: rate 0.008": {**OURS, "distillation.lr": 0.008},
     "cpfl: constant rate 0.001": {**OURS, "distillation.schedule": "constant", "distillation.lr": 0.001},
     "cpfl: logits, mse": {**OURS, "distillation.join": "logits", "distillation.loss": "mse"},
+    "cpfl: 20,000 public images": {**OURS, **HALF},
+    "cpfl: photographs, shrunk": {**OURS, **PHOTOGRAPHS},
+    "cpfl: photographs, cropped": {**OURS, **PHOTOGRAPHS, "data.public_fit": "crop"},
     "cpfl: CIFAR-10 itself as public set": {**OURS, "data.public": "cifar10"},
     "cpfl: 4 views": FOUR,
     "cpfl: 4 views, batch 256": {**FOUR, "distillation.batch_size": 256},
