@@ -186,7 +186,7 @@ class Stopping(Section):
     late: Count = 10  # keep = "average": every round's model counts one in so many, the average before it the rest
     judge: Literal["ensemble", "public"] = "ensemble"  # joint: validation samples | two halves agree on public ones
     every: Count = 25  # joint: rounds of a leg, after which cohorts wait for each other and are judged
-    gain: NotNegative = 4.0  # joint: go on while twice the CPU hours would gain so many points
+    gain: NotNegative = 4.0  # joint: go on while twice the CPU hours would gain so many points; 0: until a limit
     legs: Annotated[Integer, Field(ge=4)] = 6  # joint: judgements that the gain is taken from; fewer are mostly noise
     asked: Fraction = 1.0  # judge = "ensemble": of the clients with validation samples, the same ones every time
 

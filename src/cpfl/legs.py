@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from cpfl import planning
 from cpfl.distillation.judges import JUDGES, Judge
 from cpfl.engines.base import Engine, OnRound
 from cpfl.errors import DamagedError
@@ -56,7 +57,21 @@ class Legs:
         self._judge: Judge = JUDGES[self._stopping.judge](problem, problem.experiment.distillation, device)
         self._path = folder.judgements()
         self._done = read(folder)
+        self._paid = [0.0] * len(sessions)  # CPU seconds of judgements, by cohort
+        for judgement in self._done:
+            self._pay(judgement)
+        if self._stopping.cpu_hours:
+            self._begin(problem)
         self._ended: dict[int, Closed] = {}  # the last round of a leg, of the cohorts that wait
+
+    def _begin(self, problem: Problem) -> None:
+        """Share out the limit for the first leg, by what devices and data say of a round."""
+        foreseen = planning.round_cpu_seconds(problem.experiment, problem.data, problem.fleet, problem.plan)
+        limit, price = self._stopping.cpu_hours * 3600, self._judge.cost().cpu_seconds
+        allowed = joint.shared_out(limit, price, self._stopping.every, [0.0] * len(foreseen), foreseen)
+        for session, seconds in zip(self._sessions, allowed, strict=True):
+            if not session.legs:
+                session.allowed = seconds
 
     def work(self, engine: Engine) -> None:
         """Until every session has stopped."""
@@ -93,6 +108,7 @@ class Legs:
             judgement = self._judgement(waiting, cost, over)
             write(self._path, judgement)
             self._done.append(judgement)
+            self._pay(judgement)
             self._note(sentence(judgement))
             for session in waiting:
                 self._tell(session, judgement)
@@ -124,12 +140,19 @@ class Legs:
         )
 
     def _allowed(self, waiting: list[Session], cost: Cost) -> list[float]:
-        """The limit, shared out; the next judgement's price is kept back."""
+        """What is left of the limit, shared out by what rounds have cost on average: who took part differs."""
         if not self._stopping.cpu_hours:
             return []
-        left = max(0.0, self._left(cost) - cost.cpu_seconds)
-        spent = [session.cpu_seconds + part(session, waiting, cost.cpu_seconds) for session in waiting]
-        return joint.shared_out(left, spent, [self._ended[s.cohort].record.cpu_seconds for s in waiting])
+        each = share(waiting, cost.cpu_seconds)
+        spent = [session.cpu_seconds + each * len(session.clients) for session in waiting]
+        costs = [(session.cpu_seconds - self._paid[session.cohort]) / session.round for session in waiting]
+        return joint.shared_out(self._left(cost), cost.cpu_seconds, self._stopping.every, spent, costs)
+
+    def _pay(self, judgement: Judgement) -> None:
+        paying = [self._sessions[cohort] for cohort in judgement.cohorts]
+        each = share(paying, judgement.cpu_seconds)
+        for session in paying:
+            self._paid[session.cohort] += each * len(session.clients)
 
     def _tell(self, session: Session, judgement: Judgement) -> None:
         """What a judgement means for a cohort that waits: the same now as after any kill."""
@@ -137,7 +160,8 @@ class Legs:
         if judgement.decision == "stop":
             closed = session.stop(closed, "joint", judgement.clock)
         else:
-            paid = part(session, [self._sessions[cohort] for cohort in judgement.cohorts], judgement.cpu_seconds)
+            each = share([self._sessions[cohort] for cohort in judgement.cohorts], judgement.cpu_seconds)
+            paid = each * len(session.clients)
             allowed = dict(zip(judgement.cohorts, judgement.allowed, strict=False)).get(session.cohort, math.inf)
             closed = session.go_on(closed, judgement.clock, paid, allowed)
         self._finish(session, closed)
@@ -147,9 +171,9 @@ class Legs:
         self._on_round(session, closed)
 
 
-def part(session: Session, paying: Sequence[Session], cpu_seconds: float) -> float:
-    """What a cohort has to pay of a judgement: those that waited for it share it, by their clients."""
-    return cpu_seconds * len(session.clients) / sum(len(other.clients) for other in paying)
+def share(paying: Sequence[Session], cpu_seconds: float) -> float:
+    """What a cohort has to pay of a judgement for each of its clients: those that waited for it share it."""
+    return cpu_seconds / sum(len(session.clients) for session in paying)
 
 
 def sentence(judgement: Judgement) -> str:

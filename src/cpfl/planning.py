@@ -15,7 +15,7 @@ from cpfl.data.federated import FederatedData
 from cpfl.devices import Fleet
 from cpfl.errors import CpflError, SettingError
 from cpfl.experiment import Cohorting, Experiment
-from cpfl.federation import local, parts
+from cpfl.federation import local, parts, selection
 from cpfl.federation.building import built
 from cpfl.federation.own_part import own_part
 from cpfl.models import first_line
@@ -73,14 +73,24 @@ def _own(settings: Cohorting) -> PlanPart:
 
 def round_seconds(experiment: Experiment, data: FederatedData, fleet: Fleet, model_bytes: int) -> Floats:
     """What each client's part in a round takes: the model down, its local work, the model up."""
-    batch, size = experiment.federation.batch_size, parts.one_way_bytes(experiment.federation, model_bytes)
+    size = parts.one_way_bytes(experiment.federation, model_bytes)
+    seconds = _training_seconds(experiment, data, fleet)
+    return seconds + np.array([2 * fleet.transfer_seconds(client, size) for client in range(len(seconds))])
+
+
+def round_cpu_seconds(
+    experiment: Experiment, data: FederatedData, fleet: Fleet, plan: Sequence[Sequence[int]]
+) -> list[float]:
+    """What a round of each cohort will cost, on average over who takes part."""
+    seconds, federation = _training_seconds(experiment, data, fleet), experiment.federation
+    return [selection.size(federation, len(members)) * float(seconds[np.asarray(members)].mean()) for members in plan]
+
+
+def _training_seconds(experiment: Experiment, data: FederatedData, fleet: Fleet) -> Floats:
+    """Every client's local work of a round."""
+    batch = experiment.federation.batch_size
     steps = local.all_steps(experiment.federation, data.clients.training_sizes).tolist()
-    return np.array(
-        [
-            fleet.training_seconds(client, count, batch) + 2 * fleet.transfer_seconds(client, size)
-            for client, count in enumerate(steps)
-        ]
-    )
+    return np.array([fleet.training_seconds(client, count, batch) for client, count in enumerate(steps)])
 
 
 def client_values(data: FederatedData, column: str) -> Sequence[str]:

@@ -161,7 +161,8 @@ def test_the_joint_rule_judges_and_pays_for_all_models(judge: str) -> None:
     else:
         held = ours.data.clients.validation_sizes
         asked = [sum(bool(held[k]) for k in clients) for clients in ours.plan]
-        assert seen.cost().bytes == sum(count * (sum(sizes) - own) for count, own in zip(asked, sizes, strict=True))
+        down = sum(count * (sum(sizes) - own) for count, own in zip(asked, sizes, strict=True))
+        assert seen.cost().bytes == sum(sizes) + down
     assert 0 <= seen.look([ours.of(cohort).start for cohort in range(3)]).value <= 100
 
 

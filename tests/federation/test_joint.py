@@ -66,6 +66,7 @@ def test_goes_on_while_it_pays() -> None:
     assert replayed(points, 9.99, 6) is None
     assert replayed(points, 10.01, 6) == FEWEST + 1
     assert not any(enough(points[:k], 1000, 6) for k in range(FEWEST + 1))  # too few to say
+    assert replayed(curve(lambda c: -10 * math.log2(c)), 0, 6) is None  # only limits end it, come what may
 
 
 def test_a_flat_beginning_is_no_end() -> None:
@@ -79,18 +80,18 @@ def test_a_flat_beginning_is_no_end() -> None:
 
 
 def test_what_asking_clients_costs() -> None:
-    """Two of three clients judge three models of 1,280 bytes: one is slow to compute, the other to download."""
+    """Two of three clients judge three models, of which they lack some: one computes slowly, the other downloads so."""
     fleet = Fleet(np.array([100.0, 7.0, 1000.0]), np.array([1.0, 9.0, 10.0]))  # ms a sample; kbit/s, 128 bytes/s each
-    cost = asking_clients(fleet, np.array([0, 2]), np.array([5, 4]), 3, 1280)
+    cost = asking_clients(fleet, np.array([0, 2]), np.array([5, 4]), 3, np.array([2560, 3840]))
     assert cost.cpu_seconds == pytest.approx(3 * 5 * 0.1 + 3 * 4 * 1.0)
-    assert cost.seconds == pytest.approx(max(1.5 + 2 * 10.0, 12.0 + 2 * 1.0))
-    assert cost.bytes == 2 * 2 * 1280
-    alone = asking_clients(fleet, np.array([0, 2]), np.array([5, 4]), 1, 1280)
+    assert cost.seconds == pytest.approx(max(1.5 + 20.0, 12.0 + 3.0))
+    assert cost.bytes == 2560 + 3840
+    alone = asking_clients(fleet, np.array([0, 2]), np.array([5, 4]), 1, np.array([0, 0]))
     assert (alone.seconds, alone.cpu_seconds, alone.bytes) == (4.0, 4.5, 0)
 
 
 def test_what_asking_servers_costs() -> None:
-    cost = asking_servers(5, 1000)
+    cost = asking_servers(5000)
     assert (cost.seconds, cost.cpu_seconds, cost.bytes) == (0.0, 0.0, 5000)
 
 
@@ -172,8 +173,12 @@ def test_cpu_hours_pay_for_judgements() -> None:
 
 
 def test_a_limit_is_shared_out_by_what_rounds_cost() -> None:
-    """60 s are left; rounds cost 1, 2 and 3 s: ten more rounds for each."""
-    assert joint.shared_out(60.0, [5.0, 6.0, 7.0], [1.0, 2.0, 3.0]) == [15.0, 26.0, 37.0]
+    """Rounds cost 1, 2 and 3 s. 72 s are left, of which a judgement wants 12: ten more rounds for each if a leg has no
+    more than that, otherwise twelve, without a judgement."""
+    spent, costs = [5.0, 6.0, 7.0], [1.0, 2.0, 3.0]
+    assert joint.shared_out(72.0, 12.0, 10, spent, costs) == [15.0, 26.0, 37.0]
+    assert joint.shared_out(72.0, 12.0, 11, spent, costs) == [17.0, 30.0, 43.0]
+    assert joint.shared_out(-1.0, 12.0, 10, spent, costs) == spent
 
 
 @pytest.mark.parametrize(("snapshots", "expected"), [("1 rounds", [3]), ("20s", [3]), ("90s", []), ("", [])])

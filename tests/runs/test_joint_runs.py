@@ -8,22 +8,27 @@ import math
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import small_runs
+import torch
 from small_runs import Unbroken
 
 import cpfl
 from cpfl import api, hindsight
 from cpfl.data.federated import Given
+from cpfl.distillation.judges import JUDGES
 from cpfl.errors import DamagedError, RunFolderError
 from cpfl.federation import joint
 from cpfl.problem import Problem, prepare
 from cpfl.report import tables
 from cpfl.runs import files, records
-from cpfl.runs.folder import RunFolder
+from cpfl.runs.folder import RunFolder, load_state
+
+if TYPE_CHECKING:
+    from conftest import Command
 
 # Every judgement from the fifth on ends it, unless the gain grows: six legs of two rounds here.
 JOINT = {
@@ -50,14 +55,27 @@ def problem_of(path: Path) -> Problem:
     return prepare(RunFolder.open(path).experiment(), [], Given())
 
 
-@pytest.mark.parametrize(("judge", "cohorts"), [("ensemble", 3), ("ensemble", 1), ("ensemble", 6), ("public", 3)])
-def test_costs_by_hand(judge: str, cohorts: int, unbroken: Unbroken) -> None:
-    path = unbroken(**(JOINT | FIXED | {"stopping.judge": judge, "cohorts": cohorts}))
+@pytest.mark.parametrize(
+    ("judge", "cohorts", "settings", "lacking"),
+    [
+        ("ensemble", 3, {}, 2),
+        ("ensemble", 1, {}, 0),
+        ("ensemble", 6, {"stopping.keep": "average"}, 5),  # who trains alone has its own average
+        ("ensemble", 3, {"stopping.keep": "average"}, 3),
+        ("ensemble", 1, {"stopping.keep": "average"}, 1),
+        ("ensemble", 3, {"federation.participation": 0.5}, 3),  # who sat out has not the newest model
+        ("public", 3, {}, 0),
+    ],
+)
+def test_costs_by_hand(judge: str, cohorts: int, settings: dict[str, Any], lacking: int, unbroken: Unbroken) -> None:
+    """`lacking` models are sent to each client, and those of several cohorts to the global server before."""
+    path = unbroken(**(JOINT | FIXED | settings | {"stopping.judge": judge, "cohorts": cohorts}))
     problem, lines, said = problem_of(path), rounds(path), judgements(path)
     size, held = problem.model_bytes, problem.data.clients.validation_sizes
     if judge == "ensemble":
-        seconds = max(cohorts * h * 0.05 + (cohorts - 1) * size / (6000 * 128) for h in held if h)
-        cpu, sent = cohorts * held.sum() * 0.05, (cohorts - 1) * size * np.count_nonzero(held)
+        seconds = max(cohorts * h * 0.05 + lacking * size / (6000 * 128) for h in held if h)
+        cpu, sent = cohorts * held.sum() * 0.05, lacking * size * np.count_nonzero(held)
+        sent += cohorts * size if cohorts > 1 else 0
     else:
         seconds, cpu, sent = 0.0, 0.0, cohorts * size
     before = 0.0
@@ -123,8 +141,9 @@ def test_the_judged_models_are_the_teachers(unbroken: Unbroken) -> None:
 
 def test_a_part_of_the_clients_is_asked(unbroken: Unbroken) -> None:
     all_, half = (judgements(unbroken(**(JOINT | {"stopping.asked": share}))) for share in (1.0, 0.5))
-    able = int(np.count_nonzero(problem_of(unbroken(**JOINT)).data.clients.validation_sizes))
-    assert half[0]["bytes"] * able == all_[0]["bytes"] * math.ceil(able / 2)
+    problem = problem_of(unbroken(**JOINT))
+    able, up = int(np.count_nonzero(problem.data.clients.validation_sizes)), 3 * problem.model_bytes
+    assert (half[0]["bytes"] - up) * able == (all_[0]["bytes"] - up) * math.ceil(able / 2)
     assert half[0]["cpu_seconds"] < all_[0]["cpu_seconds"]
     assert len({(one["cpu_seconds"], one["bytes"]) for one in half}) == 1  # always the same ones
 
@@ -133,37 +152,76 @@ def test_a_part_of_the_clients_is_asked(unbroken: Unbroken) -> None:
 
 
 def test_hours_that_end_within_a_leg(unbroken: Unbroken) -> None:
-    """The slowest cohort stops in the middle of a leg; the others are judged with the model it has, and end in time."""
-    free = unbroken(**(JOINT | {"stopping.every": 4}))
-    ends = [cohort[3]["clock"] for cohort in rounds(free)]
+    """The slowest cohort stops in the middle of the second leg; the others are judged once more, with the model it has,
+    at a moment that counts its hours too, and all end in time."""
+    chosen = JOINT | {"seed": 1, "stopping.every": 4, "stopping.judge": "public"}  # which takes no time
+    free = rounds(unbroken(**chosen))
+    ends = [cohort[7]["clock"] for cohort in free]
     slow = ends.index(max(ends))
-    limit = (rounds(free)[slow][2]["clock"] + 0.5) / 3600
-    path = unbroken(**(JOINT | {"stopping.every": 4, "stopping.hours": limit}))
-    lines, summary = rounds(path), json.loads((path / "summary.json").read_text())
-    assert lines[slow][-1]["stop"] == "hours"
-    assert lines[slow][-1]["round"] % 4
-    assert slow not in (judgements(path) or [{"cohorts": []}])[0]["cohorts"]
+    limit = free[slow][6]["clock"] + 0.5  # seven rounds of it have room, and the others' second leg
+    assert all(end < limit for cohort, end in enumerate(ends) if cohort != slow)
+    path = unbroken(**(chosen | {"stopping.hours": limit / 3600}))
+    lines, said, summary = rounds(path), judgements(path), json.loads((path / "summary.json").read_text())
     assert {cohort[-1]["stop"] for cohort in lines} == {"hours"}
-    assert summary["hours"] <= limit
+    assert lines[slow][-1]["round"] == 7
+    others = [cohort for cohort in range(3) if cohort != slow]
+    assert [one["cohorts"] for one in said[:2]] == [[0, 1, 2], others]
+    assert said[1]["clock"] == lines[slow][-1]["clock"]
+    assert summary["hours"] <= limit / 3600
     assert summary["teachers"] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("cpu_hours", [0.02, 0.05, 0.1])
-def test_cpu_hours_are_kept_to(cpu_hours: float, unbroken: Unbroken) -> None:
-    """Before the first judgement nobody knows what rounds cost; 0.02 and 0.05 are mostly spent by then, by size."""
-    limit = {"stopping.cpu_hours": cpu_hours, "stopping.gain": 0, "max_rounds": 500, "federation.participation": 1.0}
-    path = unbroken(**(JOINT | limit))
-    summary, lines = json.loads((path / "summary.json").read_text()), rounds(path)
+def test_who_stopped_is_judged_as_it_was(unbroken: Unbroken) -> None:
+    """Once more from the models: those of the end for who had stopped, of that round for the others."""
+    chosen = JOINT | {"seed": 1, "stopping.every": 4, "stopping.judge": "public", "snapshots": "4 rounds"}
+    free = rounds(unbroken(**chosen))
+    ends = [cohort[7]["clock"] for cohort in free]
+    slow = ends.index(max(ends))
+    path = unbroken(**(chosen | {"stopping.hours": (free[slow][6]["clock"] + 0.5) / 3600}))
+    problem, folder = problem_of(path), RunFolder.open(path)
+    states = [
+        load_state(folder.path / "models" / f"cohort-{cohort:04d}.safetensors")
+        if cohort == slow
+        else load_state(next(folder.path.glob(f"snapshots/*{cohort:04d}*round-000008*")))
+        for cohort in range(3)
+    ]
+    judge = JUDGES["public"](problem, problem.experiment.distillation, torch.device("cpu"))
+    assert judgements(path)[1]["value"] == judge.look(states).value
+    states[slow] = problem.start
+    assert judgements(path)[1]["value"] != judge.look(states).value
+
+
+@pytest.mark.parametrize("cpu_hours", [0.02, 0.1, 0.3])  # the first is spent before a leg is over
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_cpu_hours_are_kept_to(cpu_hours: float, participation: float, unbroken: Unbroken) -> None:
+    """Almost all of them are spent, and every cohort has as many rounds, whatever they cost it."""
+    limit = {"stopping.cpu_hours": cpu_hours, "stopping.gain": 0, "max_rounds": 500, "stopping.every": 4}
+    path = unbroken(**(JOINT | limit | {"federation.participation": participation, "cohorts": 2}))
+    summary, lines, said = json.loads((path / "summary.json").read_text()), rounds(path), judgements(path)
     assert {cohort[-1]["stop"] for cohort in lines} == {"cpu hours"}
-    assert 0.5 * cpu_hours < summary["cpu_hours"] <= cpu_hours
-    if cpu_hours < 0.1:
-        return
-    assert 0.8 * cpu_hours < summary["cpu_hours"]
-    for one in judgements(path):
-        assert one["cohorts"] == [0, 1, 2]
-        assert sum(one["allowed"]) + one["cpu_seconds"] == pytest.approx(cpu_hours * 3600)  # the next one's price
+    dearest = sum(max(record["cpu_seconds"] for record in cohort) for cohort in lines) / 3600
+    beyond = 0 if participation == 1 else dearest  # a round is expected to cost what the last one did
+    assert cpu_hours - 2 * dearest < summary["cpu_hours"] <= cpu_hours + beyond
     numbers = [cohort[-1]["round"] for cohort in lines]
-    assert max(numbers) - min(numbers) <= 1  # whatever a round costs them
+    assert max(numbers) - min(numbers) <= (1 if participation == 1 else 0.1 * max(numbers) + 1)
+    assert all(one["cohorts"] == [0, 1] for one in said)
+    for one in said[:-1]:  # the next one's price is kept back
+        assert sum(one["allowed"]) + one["cpu_seconds"] == pytest.approx(cpu_hours * 3600)
+    assert bool(said) == (cpu_hours > 0.02)
+    for one in said[-1:]:  # no more is to come
+        assert sum(one["allowed"]) == pytest.approx(cpu_hours * 3600)
+
+
+def test_models_that_have_diverged_are_told(cpfl_command: Command, tmp_path: Path) -> None:
+    """Where nobody validates, the judgement is the first to see it."""
+    wild = {
+        "federation.server": "fedavgm", "federation.server_lr": 1e38, "federation.participants": 1, "seed": 1,
+        "stopping.every": 1, "data.validation_minimum": 60, "cohorts": 2, "clients": 40, "data.train_limit": 0,
+    }  # fmt: skip
+    words = small_runs.run_words(tmp_path / "run", JOINT | wild)
+    failed = cpfl_command(*words, "--engine", "reference")
+    assert failed.code == 2
+    assert "not finite: a cohort has diverged" in failed.err
 
 
 def test_max_rounds_need_no_judgement(unbroken: Unbroken) -> None:

@@ -22,13 +22,18 @@ from torch.nn import functional
 from cpfl import models
 from cpfl.distillation.targets import Chunks, Numbers, joined, teacher_modules
 from cpfl.distillation.weights import class_weights
+from cpfl.errors import CpflError
 from cpfl.experiment import Distillation
+from cpfl.federation import selection
 from cpfl.federation.joint import Cost, asking_clients, asking_servers
 from cpfl.models import State
 from cpfl.problem import Problem
 from cpfl.randomness import stream
 
 MOST_PUBLIC = 10_000  # public samples that are looked at: by chance half a point off
+DIVERGED = (
+    "the cohorts' models together answer with numbers that are not finite: a cohort has diverged; lower the rates"
+)
 
 
 @dataclass(frozen=True)
@@ -72,23 +77,24 @@ class Ensemble:
         return Look(100 * right, functional.nll_loss(self._join.log_probabilities(joint_TC), self._y).item())
 
     def cost(self) -> Cost:
-        """Models to the clients that are asked, and their forward passes."""
-        problem, n = self._problem, len(self._problem.plan)
-        sizes = problem.data.clients.validation_sizes
-        if not problem.others:
-            return asking_clients(problem.fleet, self._clients, sizes[self._clients], n, problem.model_bytes)
+        """Models by way of the global server to the clients that are asked, and their forward passes."""
+        problem, asked, n = self._problem, self._clients, len(self._problem.plan)
         bytes_N = [problem.of(cohort).model_bytes for cohort in range(n)]
-        costs = []
-        for own, members in zip(bytes_N, problem.plan, strict=True):  # a client is sent all models but its cohort's
-            asked = np.intersect1d(self._clients, members)
-            if len(asked):
-                mean = (sum(bytes_N) - own) / max(1, n - 1)
-                costs.append(asking_clients(problem.fleet, asked, sizes[asked], n, mean))
-        return Cost(
-            max(cost.seconds for cost in costs),
-            math.fsum(cost.cpu_seconds for cost in costs),
-            sum(cost.bytes for cost in costs),
-        )
+        own = np.zeros(problem.experiment.clients, np.int64)  # what a client has already
+        for size, members in zip(bytes_N, problem.plan, strict=True):
+            if self._known(len(members)):
+                own[np.asarray(members)] = size
+        samples = problem.data.clients.validation_sizes[asked]
+        down = asking_clients(problem.fleet, asked, samples, n, sum(bytes_N) - own[asked])
+        up = asking_servers(sum(bytes_N) if n > 1 else 0)
+        return Cost(down.seconds, down.cpu_seconds, up.bytes + down.bytes)
+
+    def _known(self, members: int) -> bool:
+        """Whether the clients of a cohort have the model that is judged: who trains alone has; others have the newest
+        one if all took part in the round, for they validate it, but never an average of several."""
+        experiment = self._problem.experiment
+        everybody = selection.size(experiment.federation, members) == members
+        return members == 1 or (everybody and experiment.stopping.keep != "average")
 
 
 class Public:
@@ -114,7 +120,7 @@ class Public:
 
     def cost(self) -> Cost:
         """Every cohort's model to the global server."""
-        return asking_servers(1, sum(self._problem.of(i).model_bytes for i in range(len(self._problem.plan))))
+        return asking_servers(sum(self._problem.of(i).model_bytes for i in range(len(self._problem.plan))))
 
 
 class Join:
@@ -132,13 +138,16 @@ class Join:
         """(T, C), of the kind that a student would be taught."""
         weights_NC = class_weights(self._counts_NC, self._settings.weights, cohorts)
         with models.threads_for(self._state):
-            return joined(
+            joint_TC = joined(
                 [self._modules[i] for i in cohorts],
                 (teachers[i] for i in cohorts),
                 weights_NC,
                 [inputs],
                 self._settings,
             )
+        if not torch.isfinite(joint_TC).all():  # rounds in which nobody validates may have hidden it until now
+            raise CpflError(DIVERGED)
+        return joint_TC
 
     def log_probabilities(self, joint_TC: Tensor) -> Tensor:
         """What the joined prediction says of each class."""

@@ -66,16 +66,19 @@ def slope(points: Sequence[Point], legs: int) -> float | None:
 def enough(points: Sequence[Point], gain: float, legs: int) -> bool:
     """Whether to stop: twice the work would gain less than `gain` points, and no more than a leg ago it would have.
 
-    Learning may begin slowly, with a flat stretch before the rise; there the gain is small too, but it grows.
+    Learning may begin slowly, with a flat stretch before the rise; there the gain is small too, but it grows. With a
+    gain of 0 only limits end it: whoever has a budget to spend wants all of it spent, and judgements are noisy.
     """
     now, before = slope(points, legs), slope(points[:-1], legs)
-    return now is not None and before is not None and now < gain and now <= before
+    return gain > 0 and now is not None and before is not None and now < gain and now <= before
 
 
-def shared_out(seconds: float, spent: Sequence[float], costs: Sequence[float]) -> list[float]:
+def shared_out(left: float, price: float, every: int, spent: Sequence[float], costs: Sequence[float]) -> list[float]:
     """What each cohort may spend in all: the CPU seconds that are left, by what a round costs it, so that all have the
-    same number of rounds; what they have spent included."""
+    same number of rounds; what they have spent included. The next judgement's price is kept back if a whole leg of
+    `every` rounds leaves it: otherwise there will be none."""
     whole = math.fsum(costs)
+    seconds = left - price if left - price >= every * whole else max(0.0, left)
     return [before + seconds * cost / whole for before, cost in zip(spent, costs, strict=True)]
 
 
@@ -84,15 +87,17 @@ def replayed(points: Sequence[Point], gain: float, legs: int) -> int | None:
     return next((k for k in range(1, len(points) + 1) if enough(points[:k], gain, legs)), None)
 
 
-def asking_clients(fleet: Fleet, clients: NDArray[np.int64], samples: NDArray[np.int64], n: int, size: float) -> Cost:
-    """Each of these clients is sent the other n - 1 cohorts' models, on average `size` bytes each, and runs all n on
-    so many samples of its own. A forward pass is what the device trace measures; three numbers back weigh nothing."""
+def asking_clients(
+    fleet: Fleet, clients: NDArray[np.int64], samples: NDArray[np.int64], n: int, sent: NDArray[np.int64]
+) -> Cost:
+    """Each of these clients is sent so many bytes of models that it lacks, and runs all n models on so many samples of
+    its own. A forward pass is what the device trace measures; three numbers back weigh nothing."""
     computing = n * samples * fleet.compute_ms[clients] / 1000
-    down = (n - 1) * size / (fleet.network_kbps[clients] * 1024 / 8)
-    return Cost(float((computing + down).max()), math.fsum(computing.tolist()), round((n - 1) * size) * len(clients))
+    down = sent / (fleet.network_kbps[clients] * 1024 / 8)
+    return Cost(float((computing + down).max()), math.fsum(computing.tolist()), int(sent.sum()))
 
 
-def asking_servers(n: int, size: int) -> Cost:
-    """Every cohort's server sends its model to the global one; servers are never the bottleneck, and their own work is
-    not counted, as that of the distillation is not."""
-    return Cost(0.0, 0.0, n * size)
+def asking_servers(sent: int) -> Cost:
+    """Every cohort's server sends its model to the global one, so many bytes in all; servers are never the bottleneck,
+    and their own work is not counted, as that of the distillation is not."""
+    return Cost(0.0, 0.0, sent)

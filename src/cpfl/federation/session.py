@@ -51,7 +51,7 @@ class Session:
         self.legs = 0  # stopping rule joint: those that are over and judged
         hours = experiment.stopping.cpu_hours
         share = len(self.clients) / experiment.clients
-        self.allowed = hours * 3600 * share if hours else math.inf  # CPU seconds; joint shares them out anew
+        self.allowed = hours * 3600 * share if hours else math.inf  # CPU seconds; joint shares them out otherwise
         self.memory = Memory()
         self._experiment = experiment
         self._plateau = Plateau(experiment.stopping.window)
@@ -261,8 +261,9 @@ class Session:
 
     def _reason_to_stop(self, seconds: float, cpu_seconds: float) -> str:
         e, last = self._experiment, (seconds, cpu_seconds)
+        allowed = math.inf if self.round >= self._leg_end else self.allowed  # a judgement shares out anew
         return reason_to_stop(
-            e.stopping, e.max_rounds, self.round, self._plateau, self.clock, self.cpu_seconds, last, self.allowed
+            e.stopping, e.max_rounds, self.round, self._plateau, self.clock, self.cpu_seconds, last, allowed
         )
 
     def _due(self, before: Snapshot) -> list[Snapshot]:
