@@ -14,6 +14,9 @@ from cpfl.errors import SettingError
 from cpfl.experiment import RECIPES, Experiment, Federation
 from cpfl.setting_sentences import unknown
 
+FOLLOWING = (*(f"distillation.{key}" for key in RECIPES["paper"]), "federation.server_momentum")
+"""What another recipe or another server begins elsewhere, unless it is given with it."""
+
 
 def load(source: str | Path, assignments: Iterable[str] = ()) -> Experiment:
     """A preset by name, or a TOML file, with `key=value` words on top."""

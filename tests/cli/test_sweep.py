@@ -186,6 +186,48 @@ def test_over_other_settings(cpfl_command: Command, tmp_path: Path) -> None:
     assert written(tmp_path / "s") == before
 
 
+def test_what_is_set_holds_for_every_recipe_and_server(cpfl_command: Command, tmp_path: Path) -> None:
+    """What another recipe or server begins elsewhere stays as it was given; also when the sweep is gone on with."""
+    momentum, over = "federation.server_momentum=0.9", ("--over", "distillation.recipe=paper,cpfl")
+    over += ("--over", "federation.server=mean,fedadagrad")
+    cpfl_command(*WORDS, "--set", momentum, "--cohorts", "2", *over, "--out", "s").good()
+    experiments = [cpfl.load_run(path.parent).experiment for path in (tmp_path / "s").glob("*/run.json")]
+    assert len({(one.distillation.recipe, one.federation.server) for one in experiments}) == 4
+    for one in experiments:
+        assert (one.distillation.epochs, one.federation.server_momentum) == (2, 0.9)
+        assert one.distillation.loss == {"paper": "l1", "cpfl": "kl"}[one.distillation.recipe]
+    before = written(tmp_path / "s")
+    cpfl_command("resume", "s").good()
+    assert written(tmp_path / "s") == before
+    larger = cpfl_command(*WORDS, "--set", momentum, "--cohorts", "1,2", *over, "--out", "s", "--json").good().json
+    assert len(larger["runs"]) == 8
+    assert before.items() <= written(tmp_path / "s").items()
+
+
+@pytest.mark.parametrize("settings", [{"distillation.epochs": 7}, {"distillation": {"recipe": "paper", "epochs": 7}}])
+def test_only_what_is_set_goes_with_another_recipe(settings: dict[str, Any]) -> None:
+    base = cpfl.load_experiment("digits", ["distillation.lr=0.01", "distillation.epochs=7"])
+    made = plan.grid(base, None, None, {"distillation.recipe": ["paper", "cpfl"]}, settings)
+    paper, ours = (made.experiment(name).distillation for name in made.runs)
+    assert (paper.epochs, paper.lr) == (7, 0.01)
+    assert (ours.epochs, ours.lr) == (7, 0.004)
+    varied = plan.grid(base, None, None, {"distillation.epochs": [3], "distillation.recipe": ["cpfl"]}, settings)
+    assert [varied.experiment(name).distillation.epochs for name in varied.runs] == [3]
+
+
+def test_a_sweep_takes_in_no_run_that_it_would_make_otherwise(tmp_path: Path) -> None:
+    """Whether a value was set or the experiment's own matters only where another recipe is taken."""
+    base, given = cpfl.load_experiment("digits", ["distillation.epochs=7"]), {"distillation.epochs": 7}
+    plan.store(tmp_path, plan.grid(base, [1], None, {"distillation.recipe": ["paper", "cpfl"]}))
+    with pytest.raises(cpfl.CpflError, match=r"other settings \(distillation.epochs = 100\)"):
+        plan.joined(plan.grid(base, [2], None, {"distillation.recipe": ["paper", "cpfl"]}, given), tmp_path)
+    alone = plan.grid(base, [2], None, {"distillation.recipe": ["paper"]})
+    assert len(plan.joined(alone, tmp_path).runs) == 3
+    wide = cpfl.load_experiment("digits", ["distillation.epochs=7", "clients=80"])
+    with pytest.raises(cpfl.CpflError, match=r"other settings \(clients = 40\)"):
+        plan.joined(plan.grid(wide, [60], None, {}), tmp_path)
+
+
 VALUES: dict[str, list[Any]] = {
     "data.mean": [[0.5], [0.4]],
     "model.args": [{"hidden": 8}, {"hidden": 16, "x": "a/b"}],

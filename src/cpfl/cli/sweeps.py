@@ -72,9 +72,10 @@ def sweep(
     chosen_seeds = None if seeds is None else whole_numbers(seeds, "--seeds")
     where = out or default_folder(base)
     words = {"cohorts": numbers, "seeds": chosen_seeds, "over": values(over or [], "--over"), "out": where}
+    given = experiment_file.parse_assignments(settings or [])  # a combination that takes another recipe keeps it
     place = Place(address, gpu_share, device, node_data)
     common = {"data": data, "engine": engine, "device": device, "workers": workers, "track": track or []}
-    go(base, where, jobs, as_json, {**words, **common, "cluster": place})
+    go(base, where, jobs, as_json, {**words, **common, "settings": given, "cluster": place})
 
 
 def go(experiment: Experiment | Path, where: Path, jobs: int, as_json: bool, words: Mapping[str, Any]) -> None:

@@ -88,7 +88,7 @@ def sweep(
         base = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
         base = absolute(experiment_file.with_settings(base, {**(settings or {}), **given}))
         where = Path(out) if out is not None else plans.default_folder(base)
-        chosen = plans.grid(base, cohorts, seeds, over or {})
+        chosen = plans.grid(base, cohorts, seeds, over or {}, settings)
     data = common.get("data")
     named = None if data is None else str(Path(data).expanduser().absolute())
     if named is not None:

@@ -1,7 +1,8 @@
 """Which runs a sweep is made of, what their folders are called, and the file from which it goes on.
 
-sweep.json holds the experiment and, for every run's folder, the settings in which it differs. The same command again,
-or one over more values into the same folder, adds to it; `cpfl resume DIR` needs nothing else.
+sweep.json holds the experiment, what of it was given where a recipe or a server would say otherwise, and, for every
+run's folder, the settings in which it differs. The same command again, or one over more values into the same folder,
+adds to it; `cpfl resume DIR` needs nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ class Plan:
     runs: Mapping[str, Mapping[str, Any]]
     engine: str = "auto"
     data: str | None = None  # the folder of data sets, if one was named
+    given: Mapping[str, Any] = field(default_factory=dict)  # of the base: holds with every recipe and server
 
     def experiment(self, name: str) -> Experiment:
         """One run's experiment."""
-        return experiment_file.with_settings(self.base, self.runs[name])
+        return experiment_file.with_settings(self.base, {**self.given, **self.runs[name]})
 
     def varied(self, name: str) -> dict[str, Any]:
         """What a run sets beside n and the seed."""
@@ -51,9 +53,14 @@ def default_folder(base: Experiment) -> Path:
 
 
 def grid(
-    base: Experiment, cohorts: Sequence[int] | None, seeds: Sequence[int] | None, over: Mapping[str, Sequence[Any]]
+    base: Experiment,
+    cohorts: Sequence[int] | None,
+    seeds: Sequence[int] | None,
+    over: Mapping[str, Sequence[Any]],
+    settings: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Every combination, each one checked; equal ones count once."""
+    """Every combination, each one checked; equal ones count once. `settings` were given and are in the base already:
+    they outlast a recipe or a server that a combination takes."""
     values: dict[str, Sequence[Any]] = {**over}
     for key, option, given in (("seed", "seeds", seeds), ("cohorts", "cohorts", cohorts)):
         if given is not None and key in over:
@@ -66,13 +73,15 @@ def grid(
         raise SettingError("a sweep needs something to vary: --cohorts 1,2,4, --seeds 90,91 or --over KEY=VALUE,VALUE")
     # n varies fastest: the trade-off over n is there after the first few runs.
     keys = [*sorted(over.keys() - {"cohorts", "seed"}), "seed", "cohorts"]
+    named, tree = _leaves(settings or {}), base.model_dump(mode="json")
+    kept = {key: at(tree, key) for key in experiment_file.FOLLOWING if key in named}
     runs: dict[str, dict[str, Any]] = {}
     for combination in itertools.product(*(values[key] for key in keys)):
-        chosen = experiment_file.with_settings(base, dict(zip(keys, combination, strict=True)))
+        chosen = experiment_file.with_settings(base, {**kept, **dict(zip(keys, combination, strict=True))})
         tree = chosen.model_dump(mode="json")
-        settings = {key: at(tree, key) for key in keys}  # as they are stored: 1 and 1.0 are one value
-        runs[folder_name(settings)] = settings
-    return Plan(base, runs)
+        own = {key: at(tree, key) for key in keys}  # as they are stored: 1 and 1.0 are one value
+        runs[folder_name(own)] = own
+    return Plan(base, runs, given=kept)
 
 
 def folder_name(settings: Mapping[str, Any]) -> str:
@@ -95,7 +104,8 @@ def stored(where: Path) -> Plan | None:
         raise RunFolderError(f"{where / FILE} has schema {tree.get('schema')}; this version of cpfl reads {SCHEMA}")
     if not isinstance(tree.get("runs"), dict) or not isinstance(tree.get("experiment"), dict):
         raise RunFolderError(f"{where / FILE} is damaged: it lacks its experiment or its runs")
-    return Plan(Experiment(**tree["experiment"]), tree["runs"], tree.get("engine", "auto"), tree.get("data"))
+    base, given = Experiment(**tree["experiment"]), tree.get("given", {})
+    return Plan(base, tree["runs"], tree.get("engine", "auto"), tree.get("data"), given)
 
 
 def store(where: Path, plan: Plan) -> None:
@@ -107,6 +117,7 @@ def store(where: Path, plan: Plan) -> None:
         "engine": plan.engine,
         "data": plan.data,
         "runs": plan.runs,
+        "given": plan.given,
         "experiment": plan.base.model_dump(mode="json"),
     }
     if not (where / FILE).is_file() or files.read_json(where / FILE) != tree:  # what is done is not touched again
@@ -120,14 +131,21 @@ def joined(plan: Plan, where: Path) -> Plan:
         return plan
     tree = before.base.model_dump(mode="json")
     keys = {key for p in (plan, before) for settings in p.runs.values() for key in settings}
-    same = experiment_file.with_settings(plan.base, {key: at(tree, key) for key in keys})
-    if same != before.base:
-        one, other = same.model_dump(mode="json"), tree
+    same = experiment_file.with_settings(plan.base, {**plan.given, **{key: at(tree, key) for key in keys}})
+    _check_equal(same, before.base, where)
+    both = replace(plan, base=before.base, given=before.given, runs={**before.runs, **plan.runs})
+    for name in plan.runs:  # as going on with the folder will make it
+        _check_equal(plan.experiment(name), both.experiment(name), where)
+    return both
+
+
+def _check_equal(wanted: Experiment, held: Experiment, where: Path) -> None:
+    if wanted != held:
+        one, other = wanted.model_dump(mode="json"), held.model_dump(mode="json")
         differs = next(key for key in _leaves(other) if at(one, key) != at(other, key))
         raise RunFolderError(
             f"{where} holds a sweep with other settings ({differs} = {at(other, differs)!r}): choose another --out"
         )
-    return replace(plan, base=before.base, runs={**before.runs, **plan.runs})
 
 
 def at(tree: Mapping[str, Any], key: str) -> Any:
