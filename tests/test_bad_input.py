@@ -76,6 +76,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     # choices
     "data.split=random": ("data.split = 'random'", "'dirichlet'", "'iid'"),
     "distillation.join=mean": ("distillation.join = 'mean'", "'logits'", "'probabilities'"),
+    "distillation.recipe=[]": ("distillation.recipe = []", "'cpfl'", "'paper'"),
+    "distillation.recipe={a = 1}": ("distillation.recipe = {'a': 1}", "'cpfl'", "'paper'"),
+    "federation.server=[]": ("federation.server = []", "string"),
+    "federation.local={a = 1}": ("federation.local = {'a': 1}", "string"),
     "stopping.rule=never": ("stopping.rule = 'never'", "'plateau'"),
     "stopping.rule=rounds": ("rounds", "at least 1"),
     "stopping.rule=budget": ("hours or cpu_hours",),
@@ -179,6 +183,7 @@ DISTILL: dict[tuple[str, ...], tuple[str, ...]] = {
     ("--weights", "equal"): ("distillation.weights = 'equal'", "'labels'", "'uniform'"),
     ("--join", "mean"): ("distillation.join = 'mean'", "'logits'"),
     ("--recipe", "secret"): ("distillation.recipe = 'secret'", "'paper'"),
+    ("--set", "distillation.recipe=[]"): ("distillation.recipe = []", "'cpfl'", "'paper'"),
     ("--unfinished", "wait"): ("distillation.unfinished = 'wait'", "'latest'", "'drop'"),
     ("--student", "mpl"): ("'mpl'", "mlp"),
     ("--set", "cohorts=2"): ("distillation", "cohorts"),

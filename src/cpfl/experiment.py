@@ -211,7 +211,7 @@ class Devices(Section):
     crash_rate: Share = 0.0  # of the clients asked in a round, so many come to nothing
 
 
-RECIPES: dict[Any, dict[str, Any]] = {
+RECIPES: dict[str, dict[str, Any]] = {
     "paper": {
         "views": 1, "same_views": False, "augment": "training", "mirrored": False, "join": "logits",
         "weights": "labels", "sharpen": 0.0, "loss": "l1", "temperature": 1.0, "epochs": 50, "batch_size": 512,
@@ -249,7 +249,8 @@ class Distillation(Section):
     @model_validator(mode="before")
     @classmethod
     def _follow_the_recipe(cls, tree: Any) -> Any:
-        return {**RECIPES.get(tree.get("recipe"), {}), **tree} if isinstance(tree, dict) else tree
+        named = tree.get("recipe") if isinstance(tree, dict) else None
+        return {**RECIPES.get(named, {}), **tree} if isinstance(named, str) else tree  # no name is refused later
 
     @model_validator(mode="after")
     def _check(self) -> Self:
