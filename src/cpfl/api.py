@@ -19,7 +19,7 @@ from cpfl.engines.base import Engine
 from cpfl.engines.ray.place import Place, settled
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
-from cpfl.experiment import GIVEN, Experiment
+from cpfl.experiment import GIVEN, Distillation, Experiment
 from cpfl.federation.session import Closed, Session
 from cpfl.models import State
 from cpfl.opening import (
@@ -202,10 +202,7 @@ def distill(
 ) -> dict[str, Any]:
     """Distil a run again, finished or still running, without training: at="10h", quorum=0.75, weights="uniform" …"""
     folder = RunFolder.open(Path(path))
-    own = {f"distillation.{key}": value for key, value in settings.items()}
-    if public is not None:
-        own["data.public"] = GIVEN
-    changed = experiment_file.with_settings(folder.experiment(), own).distillation
+    changed = changed_distillation(folder.experiment(), settings)
     if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
         raise SettingError(f"--name {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'")
     label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
@@ -226,6 +223,16 @@ def distill(
     }
     files.write_json(into / "summary.json", summary)
     return {**summary, "path": str(into)}
+
+
+def changed_distillation(experiment: Experiment, changes: Mapping[str, Any]) -> Distillation:
+    """How a run is distilled again: a given time takes the place of its own quorum, a given quorum that of its time."""
+    own = dict(changes)
+    if own.get("at"):
+        own.setdefault("quorum", 1.0)
+    elif "quorum" in own:
+        own.setdefault("at", "")
+    return experiment_file.with_settings(experiment, {f"distillation.{k}": v for k, v in own.items()}).distillation
 
 
 def load_run(path: str | Path) -> Run:

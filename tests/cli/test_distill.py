@@ -106,6 +106,27 @@ def test_quorum(cpfl_command: Command, run: Path) -> None:
     assert len(list((run / "distillations").iterdir())) == 2
 
 
+def test_another_moment_than_the_runs_own(cpfl_command: Command) -> None:
+    """What is given now stands in place of the run's own quorum or time, of which there can be only one."""
+
+    def ask(path: str, *words: str) -> tuple[str, float]:
+        chosen = cpfl_command("distill", path, *words, *BRIEF, "--json").good().json["distillation"]
+        return chosen["at"], chosen["quorum"]
+
+    for name, own in (("quorum", "distillation.quorum=0.75"), ("at", "distillation.at=100s")):
+        cpfl_command("run", "digits", *QUICK, "--set", "snapshots=2 rounds", "--set", own, "--out", name).good()
+    assert ask("quorum") == ("", 0.75)
+    assert ask("quorum", "--at", "0.01h") == ask("quorum", "--set", "distillation.at=0.01h") == ("0.01h", 1)
+    assert ask("quorum", "--quorum", "0.5") == ("", 0.5)
+    assert ask("at") == ("100s", 1)
+    assert ask("at", "--quorum", "0.5") == ("", 0.5)
+    assert ask("at", "--quorum", "1") == ("", 1)
+    for path in ("quorum", "at"):
+        answer = cpfl_command("distill", path, "--at", "50s", "--quorum", "0.5")
+        assert answer.code == 2
+        assert "at and quorum exclude each other" in answer.err
+
+
 def test_weights_join_and_recipe_change_the_ensemble(cpfl_command: Command, run: Path) -> None:
     def ask(*words: str) -> dict[str, Any]:
         answer: dict[str, Any] = cpfl_command("distill", "run", *words, *BRIEF, "--json").good().json
