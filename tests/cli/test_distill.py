@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from safetensors.torch import load_file
 
+from cpfl.terminal import run_view
+
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
 
@@ -143,6 +145,17 @@ def test_weights_join_and_recipe_change_the_ensemble(cpfl_command: Command, run:
     other = ask("--recipe", "cpfl")
     assert other["distillation"]["loss"] == "kl"
     assert other["student_accuracy"] != plain["student_accuracy"]
+
+
+@pytest.mark.parametrize("words", [("--recipe", "cpfl"), ("--set", "distillation.recipe=cpfl")])
+def test_progress_counts_the_epochs_of_another_recipe(
+    cpfl_command: Command, run: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(run_view, "QUIET_SECONDS", -1.0)  # a line for every epoch
+    answer = cpfl_command("distill", "run", *words, "--set", "distillation.batch_size=4096").good()
+    told = [line for line in answer.out.splitlines() if line.startswith("distil: epoch ")]
+    assert told[0].startswith("distil: epoch 1 of 100 ")
+    assert told[-1].startswith("distil: epoch 100 of 100 ")
 
 
 def test_another_student(cpfl_command: Command, run: Path, tmp_path: Path) -> None:

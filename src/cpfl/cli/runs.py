@@ -149,7 +149,7 @@ def distill(
     named["student"] = student
     changes |= {key: value for key, value in named.items() if value not in ("", None)}
     experiment = RunFolder.open(path).experiment()
-    with _watch(as_json, experiment, changes.get("epochs")) as watcher:
+    with _watch(as_json, experiment, api.changed_distillation(experiment, changes).epochs) as watcher:
         outcome = api.distill(path, name=name, data=data, device=device, watcher=watcher, **changes)
     show(outcome, Path(outcome.pop("path")), as_json)
 
