@@ -58,10 +58,11 @@ def test_none_for_other_experiments(preset: str, settings: dict[str, Any]) -> No
     assert of(preset, **settings) is None
 
 
-def test_what_is_set_otherwise_is_said() -> None:
-    def found(preset: str, **settings: Any) -> list[str]:
-        return differences(experiment_file.with_settings(experiment_file.load(preset), settings))
+def found(preset: str, **settings: Any) -> list[str]:
+    return differences(experiment_file.with_settings(experiment_file.load(preset), settings))
 
+
+def test_what_is_set_otherwise_is_said() -> None:
     assert found("cifar10", cohorts=64, seed=3, **{"data.alpha": 1.0, "snapshots": "50 rounds"}) == []
     assert found("digits") == []
     other = {"data.public": "tinyimagenet32", "data.public_fit": "exact", "stopping.patience": 100, "precision": "bf16"}
@@ -72,6 +73,40 @@ def test_what_is_set_otherwise_is_said() -> None:
     assert "federation.server = fedavgm (mean)" in ours
     assert "distillation.recipe = cpfl (paper)" in ours
     assert not any(line.startswith("distillation.epochs") for line in ours), "the recipe says it"
+    assert not any(line.startswith("stopping.gain") for line in ours), "the preset says it"
+
+
+def test_what_is_set_otherwise_than_in_the_recipe_is_said() -> None:
+    recipe = {"distillation.recipe": "cpfl"}
+    assert found("cifar10", **recipe) == ["distillation.recipe = cpfl (paper)"]
+    assert found("cifar10", **recipe, **{"distillation.epochs": 3, "distillation.join": "logits"}) == [
+        "distillation.recipe = cpfl (paper)",
+        "distillation.join = logits (recipe cpfl: probabilities)",
+        "distillation.epochs = 3 (recipe cpfl: 100)",
+    ]
+    assert found("cifar10", **recipe, **{"distillation.epochs": 50}) == [
+        "distillation.recipe = cpfl (paper)",
+        "distillation.epochs = 50 (recipe cpfl: 100)",
+    ], "though the paper has as many"
+
+
+def test_what_is_set_otherwise_under_the_rule_joint_is_said() -> None:
+    plain = found("cifar10-cpfl")
+    other = {"stopping.gain": 3, "stopping.judge": "public", "stopping.every": 50, "stopping.legs": 8}
+    lines = found("cifar10-cpfl", **other)
+    assert [line for line in lines if line not in plain] == [
+        "stopping.judge = public (preset cifar10-cpfl: ensemble)",
+        "stopping.every = 50 (preset cifar10-cpfl: 25)",
+        "stopping.gain = 3.0 (preset cifar10-cpfl: 1.5)",
+        "stopping.legs = 8 (preset cifar10-cpfl: 6)",
+    ]
+    assert [line for line in lines if line in plain] == plain
+    assert found("femnist", **{"stopping.rule": "joint"}) == ["stopping.rule = joint (plateau)"]
+    assert found("femnist", **{"stopping.rule": "joint", "stopping.gain": 1.5}) == [
+        "stopping.rule = joint (plateau)",
+        "stopping.gain = 1.5 (preset femnist: 4.0)",
+    ]
+    assert found("femnist", **{"stopping.gain": 1.5}) == [], "it means nothing with the paper's rule"
 
 
 def test_an_alpha_that_the_paper_only_draws() -> None:

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from cpfl import experiment_file
-from cpfl.experiment import RECIPES, Experiment
+from cpfl.experiment import RECIPES, Distillation, Experiment
 
 SOURCE = "Dhasade et al., EuroMLSys '25"
 KEYS = ("n", "teachers", "teachers_spread", "student", "student_spread", "hours", "cpu_hours")
@@ -78,14 +78,22 @@ def differences(experiment: Experiment) -> list[str]:
     name = _OTHERS.get(experiment.name, experiment.name)
     if name not in _DISTILLATION:
         return []
-    here, paper = _flat(experiment), _flat(_preset(name))
-    other = [key for key, value in paper.items() if here[key] != value and key not in _FREE]
+    here, usual, whose = _flat(experiment), _flat(_preset(name)), dict[str, str]()
+    recipe, joint = experiment.distillation.recipe, [f"stopping.{key}" for key in _JOINT]
+    if recipe != usual["distillation.recipe"]:  # it says the rest, but for what is given besides
+        own = Distillation(recipe=recipe).model_dump(mode="json")
+        usual |= {f"distillation.{key}": own[key] for key in RECIPES["paper"]}
+        whose |= {f"distillation.{key}": f"recipe {recipe}: " for key in RECIPES["paper"]}
+    if experiment.stopping.rule == "joint":  # the paper has nothing like it, but a preset may
+        preset = _flat(_preset(experiment.name))
+        usual |= {key: preset[key] for key in joint}
+        whose |= dict.fromkeys(joint, f"preset {experiment.name}: ")
+    else:
+        usual = {key: value for key, value in usual.items() if key not in joint}
+    other = [key for key, value in usual.items() if here[key] != value and key not in _FREE]
     if "data.public" in other:  # how another set is read belongs to it
         other = [key for key in other if not key.startswith("data.public_")]
-    if "distillation.recipe" in other:  # it says the rest
-        other = [key for key in other if key.removeprefix("distillation.") not in RECIPES["paper"]]
-    other = [key for key in other if key.removeprefix("stopping.") not in _JOINT]
-    return [f"{key} = {here[key]} ({paper[key]})" for key in other]
+    return [f"{key} = {here[key]} ({whose.get(key, '')}{usual[key]})" for key in other]
 
 
 def _like_preset(experiment: Experiment) -> bool:
