@@ -15,6 +15,7 @@ from PIL import Image
 from torch import nn
 
 import cpfl
+from cpfl import hindsight
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Answer, Command
@@ -132,6 +133,15 @@ def test_nobody_to_judge(
     chosen = [word for setting in ("stopping.rule=joint", *settings) for word in ("--set", setting)]
     refused(cpfl_command("run", "digits", *QUICK, *chosen, "--out", "run"), *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_nobody_to_judge_in_hindsight(cpfl_command: Command, tmp_path: Path) -> None:
+    """The run itself stopped by another rule and needed no validation samples."""
+    settings = ("max_rounds=2", "data.validation_minimum=100000", "snapshots=1 rounds", "distillation.epochs=1")
+    cpfl_command("run", "digits", *(w for s in settings for w in ("--set", s)), "--out", "run").good()
+    with pytest.raises(cpfl.CpflError, match=r"stopping.judge .* no client keeps any: lower data.validation_minimum"):
+        list(hindsight.judged(tmp_path / "run", device="cpu"))
+    assert len(list(hindsight.judged(tmp_path / "run", device="cpu", stopping__judge="public"))) == 2
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

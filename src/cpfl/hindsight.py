@@ -16,6 +16,7 @@ from cpfl import experiment_file
 from cpfl.distillation.judges import JUDGES
 from cpfl.errors import RunFolderError
 from cpfl.opening import given_arrays, reopen, torch_device
+from cpfl.problem import check_judge
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.setting_types import interval
@@ -44,6 +45,7 @@ def judged(
     problem = reopen(folder, data, None, given_arrays(None, None, None), lambda text: None)
     chosen = {"stopping.rule": "joint", **{key.replace("__", "."): value for key, value in settings.items()}}
     asked = replace(problem, experiment=experiment_file.with_settings(problem.experiment, chosen))
+    check_judge(asked.data, asked.experiment.stopping)
     judge = JUDGES[asked.experiment.stopping.judge](asked, asked.experiment.distillation, torch_device(device))
     lines = [records.read(folder.rounds(cohort)) for cohort in range(len(problem.plan))]
     going = [len(cohort) for cohort in lines if not (cohort and cohort[-1]["stop"])]

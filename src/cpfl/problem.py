@@ -21,7 +21,7 @@ from cpfl.data.federated import FederatedData, Given
 from cpfl.devices import Fleet
 from cpfl.devices import fleet as fleet_of
 from cpfl.errors import ModelError, SettingError
-from cpfl.experiment import Distillation, Experiment, Model
+from cpfl.experiment import Distillation, Experiment, Model, Stopping
 from cpfl.federation.session import Session
 from cpfl.models import ModelFactory, State
 from cpfl.planning import plan_cohorts
@@ -89,12 +89,7 @@ def prepare(
     """Settle and check everything; what is wrong is told here, before a run folder exists."""
     devices = _devices(experiment, roots) if population is None else population.fleet
     data = federated.load(experiment, roots, given, None if population is None else population.clients)
-    stopping = experiment.stopping
-    if stopping.rule == "joint" and stopping.judge == "ensemble" and not data.clients.validation_sizes.any():
-        raise SettingError(
-            'stopping.judge = "ensemble" needs validation samples, and no client keeps any: '
-            "lower data.validation_minimum or raise data.validation"
-        )
+    check_judge(data, experiment.stopping)
     check_views(data, experiment.distillation)
     shape, classes = data.train.shape, data.classes
     build = models.factory(experiment.model, shape, classes) if model is None else own_factory(model)
@@ -136,6 +131,15 @@ def _architecture(name: str, key: str, experiment: Experiment, data: FederatedDa
     models.check(start, x, data.classes)
     state = models.state_of(start)
     return Architecture(build, state, models.wire_bytes(settings, state))
+
+
+def check_judge(data: FederatedData, settings: Stopping) -> None:
+    """Somebody must have samples to judge by."""
+    if settings.rule == "joint" and settings.judge == "ensemble" and not data.clients.validation_sizes.any():
+        raise SettingError(
+            'stopping.judge = "ensemble" needs validation samples, and no client keeps any: '
+            "lower data.validation_minimum or raise data.validation"
+        )
 
 
 def check_views(data: FederatedData, settings: Distillation) -> None:
