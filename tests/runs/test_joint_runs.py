@@ -221,7 +221,7 @@ def test_models_that_have_diverged_are_told(cpfl_command: Command, tmp_path: Pat
     words = small_runs.run_words(tmp_path / "run", JOINT | wild)
     failed = cpfl_command(*words, "--engine", "reference")
     assert failed.code == 2
-    assert "not finite: a cohort has diverged" in failed.err
+    assert "is no longer a number: lower federation.lr" in failed.err
 
 
 def test_max_rounds_need_no_judgement(unbroken: Unbroken) -> None:

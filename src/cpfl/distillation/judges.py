@@ -31,9 +31,7 @@ from cpfl.problem import Problem
 from cpfl.randomness import stream
 
 MOST_PUBLIC = 10_000  # public samples that are looked at: by chance half a point off
-DIVERGED = (
-    "the cohorts' models together answer with numbers that are not finite: a cohort has diverged; lower the rates"
-)
+DIVERGED = "what the cohorts' models say together is no longer a number: lower federation.lr or federation.server_lr"
 
 
 @dataclass(frozen=True)
