@@ -74,8 +74,9 @@ def _own(settings: Cohorting) -> PlanPart:
 def round_seconds(experiment: Experiment, data: FederatedData, fleet: Fleet, model_bytes: int) -> Floats:
     """What each client's part in a round takes: the model down, its local work, the model up."""
     size = parts.one_way_bytes(experiment.federation, model_bytes)
-    seconds = _training_seconds(experiment, data, fleet)
-    return seconds + np.array([2 * fleet.transfer_seconds(client, size) for client in range(len(seconds))])
+    computing = _training_seconds(experiment, data, fleet)
+    both_ways: Floats = np.array([2 * fleet.transfer_seconds(client, size) for client in range(len(computing))])
+    return computing + both_ways
 
 
 def round_cpu_seconds(
