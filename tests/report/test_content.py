@@ -202,3 +202,17 @@ def test_thinned_curves_keep_their_ends(count: int) -> None:
     assert len(kept) == min(count, 100)
     assert (kept[0], kept[-1]) == (0, count - 1)
     assert kept == sorted(set(kept))
+
+
+def test_another_safety_net_sets_no_runs_apart_unless_somebody_fell_into_one(
+    tmp_path: Path, small: dict[str, Any]
+) -> None:
+    def run(n: int, net: int) -> list[str]:
+        settings = small | {"cohorts": n, "max_rounds": net, "stopping.rule": "rounds", "stopping.rounds": 4}
+        out = tmp_path / f"n{n}-net{net}"
+        cpfl.run("digits", out=out, settings=settings, device="cpu", engine="reference")
+        return [group["label"] for group in content(find_runs(tmp_path))["groups"]]
+
+    assert run(1, net=9) == ["digits"]
+    assert run(2, net=8) == ["digits"]
+    assert run(4, net=3) == [f"digits, max_rounds = {net}" for net in (3, 8, 9)]

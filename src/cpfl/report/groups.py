@@ -61,9 +61,15 @@ class Group:
 
 def group(runs: Iterable[RunFacts]) -> list[Group]:
     """Runs by experiment, each group labelled by what sets it apart."""
-    found: dict[str, list[RunFacts]] = {}
+    alike: dict[str, list[RunFacts]] = {}
     for run in runs:
-        found.setdefault(json.dumps(_fixed(run.experiment), sort_keys=True), []).append(run)
+        alike.setdefault(_key(run.experiment, 0), []).append(run)
+    found: dict[str, list[RunFacts]] = {}
+    for members in alike.values():
+        cut = any(run.summary and run.summary["cut_off"] for run in members)
+        most = max(run.experiment.max_rounds for run in members)  # a net that nobody fell into sets no run apart
+        for run in members:
+            found.setdefault(_key(run.experiment, run.experiment.max_rounds if cut else most), []).append(run)
     settings = [_flat(json.loads(key)) for key in found]
     groups: list[Group] = []
     for own, members in zip(settings, found.values(), strict=True):
@@ -75,8 +81,9 @@ def group(runs: Iterable[RunFacts]) -> list[Group]:
     return sorted(groups, key=lambda one: [_natural(part) for part in re.split(r"(\d+(?:\.\d+)?)", one.label)])
 
 
-def _fixed(experiment: Experiment) -> dict[str, Any]:
-    return {key: value for key, value in experiment.model_dump(mode="json").items() if key not in VARIED}
+def _key(experiment: Experiment, max_rounds: int) -> str:
+    fixed = {key: value for key, value in experiment.model_dump(mode="json").items() if key not in VARIED}
+    return json.dumps(fixed | {"max_rounds": max_rounds}, sort_keys=True)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
