@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import io
 import json
 import re
@@ -11,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 import cpfl
@@ -121,6 +126,68 @@ def test_figures_of_the_runs_that_were_kept(tmp_path: Path, script: Any) -> None
     (tmp_path / "runs.json").write_text(json.dumps(chosen))
     with pytest.raises(SystemExit, match="its plan says"):
         script("figures.py", *words)
+
+
+def test_a_seed_that_was_run_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    kept = importlib.import_module("kept")
+    rows = [{"n": 4, "alpha": 1, "seed": seed, "folder": name} for seed, name in ((90, "a"), (91, "b"), (90, "c"))]
+    assert [row["folder"] for row in kept.once(rows)] == ["c", "b"]
+
+
+def test_windows_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    windows = importlib.import_module("looks").windows
+    x = torch.rand(1, 3, 32, 32)
+
+    def seen(flip: int, side: float, down: float, right: float) -> torch.Tensor:
+        shown: torch.Tensor = windows(x, torch.tensor([[0.0, 0, flip, 0, 0, side, down, right, 0, 0]]))
+        return shown
+
+    torch.testing.assert_close(seen(0, 1.0, 0.0, 0.0), x)
+    torch.testing.assert_close(seen(1, 1.0, 0.0, 0.0), x.flip(-1))
+    corner = seen(0, 0.5, -0.5, 0.5)  # half a side, up and to the right
+    pairs = (
+        corner[..., 1:-1, 1:-1].reshape(1, 3, 15, 2, 15, 2).mean(dim=(3, 5))
+    )  # samples lie a quarter off the middles
+    assert (pairs.mean() - x[..., :16, 16:].mean()).abs() < 0.02
+    assert seen(0, 1.25, 0.25, 0.0)[..., 31, :].abs().max() == 0, "black beyond the border"
+
+
+@pytest.mark.skipif(not (DATA / "cifar10").is_dir(), reason="the real data sets are not beside the project")
+def test_looks_begin_from_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for held, split, count in (("cifar10", "train", 200), ("cifar10", "test", 60), ("tinyimagenet32", "train", 32)):
+        (tmp_path / held).mkdir(exist_ok=True)
+        shard = next((DATA / held).glob(f"{split}-00000*.parquet"))
+        few = next(pq.ParquetFile(shard).iter_batches(count))
+        pq.write_table(pa.Table.from_batches([few]), tmp_path / held / f"{split}-00000-of-00001.parquet")
+    (tmp_path / "fedscale").symlink_to(DATA / "fedscale")
+    settings = {
+        "cohorts": 2, "clients": 4, "data.public": "tinyimagenet32", "data.public_fit": "exact",
+        "stopping.rule": "rounds", "stopping.rounds": 1, "distillation.epochs": 1,
+    }  # fmt: skip
+    run = tmp_path / "runs" / "n002"
+    cpfl.run("cifar10-cpfl", out=run, settings=settings, data=tmp_path, device="cpu")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    effects, looks = map(importlib.import_module, ("effects", "looks"))
+    study = effects.Study(run, tmp_path, torch.device("cpu"))
+
+    def student(look: str = "") -> torch.Tensor:
+        """What it has become after a view with squares and one without."""
+        learnt: list[torch.Tensor] = []
+
+        def taught(module: torch.nn.Module, *words: Any) -> None:
+            effects.plain(module, *words)
+            learnt.extend(value.detach().flatten() for value in module.state_dict().values())
+
+        with looks.looking(looks.LOOKS[look]) if look else contextlib.nullcontext():
+            study({**effects.OURS, "distillation.epochs": 2}, taught)
+        return torch.cat(learnt)
+
+    plain = student()
+    assert torch.equal(student("as in cpfl"), plain)
+    for look in looks.LOOKS.keys() - {"as in cpfl", "6 views"}:  # the second epoch shows the second view either way
+        assert not torch.equal(student(look), plain), look
 
 
 def test_photographs(tmp_path: Path, script: Any) -> None:

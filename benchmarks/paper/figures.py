@@ -14,6 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import kept
+
 from cpfl import experiment_file
 from cpfl.data.federated import Given
 from cpfl.plan_view import look
@@ -91,8 +93,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     words = parser.parse_args()
-    kept = [run for run in json.loads(words.runs.read_text()) if run["experiment"] == "cifar10"]
-    runs = [run for run in kept if run["augmented validation"]]
+    found = [run for run in json.loads(words.runs.read_text()) if run["experiment"] == "cifar10"]
+    runs = kept.once(run for run in found if run["augmented validation"])
     against_n(runs, words.out)
     for alpha in sorted({run["alpha"] for run in runs}):
         each = (cohorts_of(run, words.data) for run in runs if run["alpha"] == alpha)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,11 @@ def add(out: Path, rows: Sequence[Row], key: Sequence[str]) -> int:
     lines = ",\n ".join(map(json.dumps, found.values()))
     out.write_text(f"[{lines}]\n")
     return len(found)
+
+
+def once(rows: Iterable[Row]) -> list[Row]:
+    """Of runs with the same n, α and seed the last one."""
+    return list({_key(row, ("n", "alpha", "seed")): row for row in rows}.values())
 
 
 def name_of(run: Path) -> str:

@@ -8,12 +8,14 @@ And what all cohorts were worth together while they trained, by the preset's rul
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 import altair as alt
+import kept
 
 from cpfl import experiment_file
 from cpfl.presets.published import published
@@ -37,11 +39,11 @@ def printed() -> list[dict[str, Any]]:
 def like(rows: list[dict[str, Any]], preset: str, augmented: bool) -> list[dict[str, Any]]:
     """Those whose server and distillation are the preset's, with α = 0.1."""
     federation = experiment_file.load(preset, []).federation.model_dump(exclude_defaults=True)
-    return [
+    return kept.once(
         r for r in rows
         if r["experiment"] == preset and r["alpha"] == 0.1 and r["augmented validation"] == augmented
         and r["federation"] == federation and not r["besides"]
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def measured(rows: list[dict[str, Any]], preset: str, augmented: bool, way: str) -> list[dict[str, Any]]:
@@ -67,14 +69,27 @@ def panel(axis: str, shown: bool) -> alt.LayerChart | alt.FacetChart:
     theirs, mine = free.transform_filter(alt.datum.way == PAPER), free.transform_filter(alt.datum.way != PAPER)
     above = theirs.mark_text(align="left", dx=7, dy=-5, fontSize=11).encode(text="label:N")
     below = mine.mark_text(align="left", dx=7, dy=9, fontSize=11).encode(text="label:N")
-    left = taken.mark_text(align="right", dx=-7, dy=0, fontSize=11).encode(text="label:N")
+    left = taken.mark_text(align="right", dx=-5, dy=-7, fontSize=11).encode(text="label:N")
     layers = alt.layer(ours.mark_line(order=False), base.mark_point(filled=True, size=55), above, below, left)
     return layers.properties(width=310, height=300)
 
 
+def drawn(rows: list[dict[str, Any]], axis: str) -> list[tuple[dict[str, Any], float, float]]:
+    """What is drawn and where: the points, each with a dense row of those on the line to the next n."""
+    places = [(row, row[axis], row["student %"]) for row in rows]
+    for one, other in itertools.pairwise(row for row in rows if row["way"] != PAPER):
+        if one["way"] == other["way"]:
+            for share in (step / 40 for step in range(1, 40)):
+                cost = one[axis] * (other[axis] / one[axis]) ** share
+                places.append((one, cost, one["student %"] + share * (other["student %"] - one["student %"])))
+    return places
+
+
 def crowded(row: dict[str, Any], rows: list[dict[str, Any]], axis: str) -> bool:
-    """Whether another point is where this one's label would be."""
-    return any(1 < r[axis] / row[axis] < 1.55 and abs(r["student %"] - row["student %"]) < 2 for r in rows)
+    """Whether anything else is where this one's label would be: to the right, the paper's above and ours below."""
+    low, high = (-0.5, 1.8) if row["way"] == PAPER else (-2.3, 0.3)
+    others = [place for place in drawn(rows, axis) if place[0]["way"] != row["way"]]
+    return any(1.03 < cost / row[axis] < 1.5 and low < height - row["student %"] < high for _, cost, height in others)
 
 
 def together(rows: list[dict[str, Any]]) -> dict[str, Any]:
