@@ -1,0 +1,50 @@
+"""CPU hours for an hour of a round, by who takes part and how much they train: which of it is the paper's?
+
+The hours of a round are those that `cpfl plan` expects; its CPU hours are its participants times the mean client's.
+
+    python benchmarks/paper/ratio.py --data DATA
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from pathlib import Path
+
+from cpfl import experiment_file
+from cpfl.data.federated import Given
+from cpfl.plan_view import look
+from cpfl.problem import prepare
+
+SEEDS = range(90, 95)
+WAYS: dict[str, list[str]] = {
+    "an epoch of all clients": [],
+    "an epoch of 50 clients": ["federation.participants=50"],
+    "five steps of 50 clients": ["federation.participants=50", "federation.local_steps=5"],
+}
+
+
+def ratio(seed: int, way: list[str], data: Path) -> float:
+    """At n = 1 and α = 0.1."""
+    told = ["cohorts=1", f"seed={seed}", "data.public=tinyimagenet32", "data.public_fit=exact", *way]
+    experiment = experiment_file.load("cifar10", told)
+    problem, settings = prepare(experiment, [data], Given()), experiment.federation
+    sizes = problem.data.clients.training_sizes
+    steps = [settings.local_steps or math.ceil(int(size) / settings.batch_size) for size in sizes]
+    worked = [problem.fleet.training_seconds(c, count, settings.batch_size) for c, count in enumerate(steps)]
+    (round_,) = look(problem).by_cohort
+    return statistics.fmean(worked) / 3600 * (settings.participants or len(worked)) / round_.hours_per_round
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    words = parser.parse_args()
+    for name, way in WAYS.items():
+        found = [ratio(seed, way, words.data) for seed in SEEDS]
+        print(f"{name}: {statistics.fmean(found):.1f} ({', '.join(f'{one:.1f}' for one in found)})")
+
+
+if __name__ == "__main__":
+    main()
