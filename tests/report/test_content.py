@@ -169,6 +169,11 @@ def test_published_figures_stand_beside(runs: Path, change: Change) -> None:
         assert "Hollow diamonds" in made["caption"]
         assert any(12.5 in row.values() or 3 in row.values() for row in values(made["spec"]))
     assert "Hollow" not in figure(tree, "traffic-against-n")["caption"]
+    for path in runs.glob("*/run.json"):  # no hours are printed, as the paper prints none for α = 1
+        change(path, lambda about: about.update(published=carried | {"by_n": [{"n": 2, "student": 12.5}]}))
+    tree = content(find_runs(runs))
+    assert "Hollow diamonds" in figure(tree, "accuracy-against-n")["caption"]
+    assert "Hollow" not in figure(tree, "trade-off")["caption"]
 
 
 @pytest.mark.parametrize("carried", ["text", {"by_n": 3}, {"by_n": [{"n": "x"}], "at": []}, {"by_n": [[]], "at": []}])
