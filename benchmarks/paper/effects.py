@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,23 +177,27 @@ class Study:
         }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def asked(doc: str, known: Sequence[str]) -> argparse.Namespace:
+    """The words of the command; `only` are names of these, all of them if none are given."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", help="names of changes, with semicolons between them; else all")
+    parser.add_argument("--only", type=lambda text: text.split(";"), default=known, help="names, by semicolons")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("runs", nargs="+", type=Path)
     words = parser.parse_args()
-    known = [*CHANGES, *OTHERS]
-    names = words.only.split(";") if words.only else known
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        parser.error(f"no change is called {unknown[0]!r}; there are: {', '.join(known)}")
+    for name in words.only:
+        if name not in known:
+            parser.error(f"nothing is called {name!r}; there are: {'; '.join(known)}")
+    return words
+
+
+def main() -> None:
+    words = asked(__doc__, [*CHANGES, *OTHERS])
     for path in words.runs:
         study = Study(path, words.data, torch.device(words.device))
         experiment = study.experiment
-        for name in names:
+        for name in words.only:
             about = {"run": kept.name_of(path), "n": experiment.cohorts, "seed": experiment.seed, "change": name}
             row = about | study.named(name)
             print(json.dumps(row), flush=True)

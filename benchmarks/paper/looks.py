@@ -7,12 +7,10 @@ Everything else is the recipe cpfl. The accuracy on the clients' validation samp
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -138,21 +136,11 @@ def looking(look: Look) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", help="names of looks, with semicolons between them; else all")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("runs", nargs="+", type=Path)
-    words = parser.parse_args()
-    names = words.only.split(";") if words.only else list(LOOKS)
-    unknown = [name for name in names if name not in LOOKS]
-    if unknown:
-        parser.error(f"no look is called {unknown[0]!r}; there are: {'; '.join(LOOKS)}")
+    words = effects.asked(__doc__, list(LOOKS))
     for path in words.runs:
         study = effects.Study(path, words.data, torch.device(words.device))
         about = {"run": kept.name_of(path), "n": study.experiment.cohorts, "seed": study.experiment.seed}
-        for name in names:
+        for name in words.only:
             with looking(LOOKS[name]):
                 row = about | {"look": name} | study({**effects.OURS, **LOOKS[name].settings}, effects.plain)
             print(json.dumps(row), flush=True)
