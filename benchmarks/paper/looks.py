@@ -33,8 +33,8 @@ class Look:
 
     side: tuple[float, float] | None = None  # a window with a side between these, of the image's, brought to its size
     colours: float = 0.0  # brightness and contrast change by up to so much
-    others: str = "squares"  # or blends of two images
-    every: int = 2  # others are in every second view, or in every one
+    blends: bool = False  # of two images, in place of squares
+    everywhere: bool = False  # squares are in every view, not in every second one
     sure: bool = False  # what the teachers are sure of counts more
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -46,8 +46,8 @@ LOOKS = {
     "windows of 0.75 to 1.25": Look(side=(0.75, 1.25)),
     "colours": Look(colours=0.4),
     "windows of 0.5 to 1, colours": Look(side=(0.5, 1.0), colours=0.4),
-    "blends": Look(others="blends"),
-    "squares in every view": Look(every=1),
+    "blends": Look(blends=True),
+    "squares in every view": Look(everywhere=True),
     "sure images count more": Look(sure=True),
     "6 views": Look(settings={"distillation.views": 6}),
     "windows of 0.5 to 1, 6 views": Look(side=(0.5, 1.0), settings={"distillation.views": 6}),
@@ -75,7 +75,7 @@ class Looked(Views):
             drawn[:, 5] = side
             drawn[:, 6:8] = (rng.random((count, 2)) * 2 - 1) * np.abs(1 - side)[:, None]
         drawn[:, 8:] = rng.uniform(-self.look.colours, self.look.colours, (count, 2))
-        if self.look.every == 1:  # a view with an odd number has them
+        if self.look.everywhere:  # a view with an odd number has them
             mix = super()._drawn(2 * view + 1)[1]
         return torch.from_numpy(drawn).float().to(self._x.device), mix
 
@@ -91,7 +91,7 @@ class Looked(Views):
         if mix is None:
             return inputs
         others = self._inputs(mix[rows, 0], plan, None)
-        if self.look.others == "squares":
+        if not self.look.blends:
             return paste(inputs, others, mix[rows])
         share = (mix[rows, 3].to(inputs.dtype) / inputs.shape[-1])[:, None, None, None]  # up to a half
         return inputs * (1 - share) + others * share
@@ -127,12 +127,9 @@ def surely(logits_BC: Tensor, targets_BC: Tensor, settings: Distillation) -> Ten
 def looking(look: Look) -> Iterator[None]:
     """Distil with this look."""
     views = type("Looked", (Looked,), {"look": look})
-    with mock.patch.object(distil, "Views", views):
-        if not look.sure:
-            yield
-            return
-        with mock.patch.object(student, "distance", surely):
-            yield
+    distance = surely if look.sure else student.distance
+    with mock.patch.object(distil, "Views", views), mock.patch.object(student, "distance", distance):
+        yield
 
 
 def main() -> None:

@@ -1,20 +1,18 @@
 """CPU hours for an hour of a round, by who takes part and how much they train: which of it is the paper's?
 
-The hours of a round are those that `cpfl plan` expects; its CPU hours are its participants times the mean client's.
-
-    python benchmarks/paper/ratio.py --data DATA
+python benchmarks/paper/ratio.py --data DATA
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 from pathlib import Path
 
 from cpfl import experiment_file
 from cpfl.data.federated import Given
 from cpfl.plan_view import look
+from cpfl.planning import round_cpu_seconds
 from cpfl.problem import prepare
 
 SEEDS = range(90, 95)
@@ -29,12 +27,10 @@ def ratio(seed: int, way: list[str], data: Path) -> float:
     """At n = 1 and α = 0.1."""
     told = ["cohorts=1", f"seed={seed}", "data.public=tinyimagenet32", "data.public_fit=exact", *way]
     experiment = experiment_file.load("cifar10", told)
-    problem, settings = prepare(experiment, [data], Given()), experiment.federation
-    sizes = problem.data.clients.training_sizes
-    steps = [settings.local_steps or math.ceil(int(size) / settings.batch_size) for size in sizes]
-    worked = [problem.fleet.training_seconds(c, count, settings.batch_size) for c, count in enumerate(steps)]
-    (round_,) = look(problem).by_cohort
-    return statistics.fmean(worked) / 3600 * (settings.participants or len(worked)) / round_.hours_per_round
+    problem = prepare(experiment, [data], Given())
+    (cpu_seconds,) = round_cpu_seconds(experiment, problem.data, problem.fleet, problem.plan)
+    (cohort,) = look(problem).by_cohort
+    return cpu_seconds / 3600 / cohort.hours_per_round
 
 
 def main() -> None:

@@ -181,8 +181,8 @@ def _trade_off(one: Group, advice: Advice, prefix: str) -> Tree:
         "Accuracy against hours: up and left is better, a larger dot costs more CPU hours, "
         "and the dashed line joins the n that no other beats."
     )
-    drawn = any("hours" in row and "student" in row for row in published)
-    return figure(f"{prefix}trade-off", title, caption + _diamonds([one], drawn), spec)
+    diamonds = _diamonds([one], bool(figures.with_hours(published)))
+    return figure(f"{prefix}trade-off", title, caption + diamonds, spec)
 
 
 def _against(groups: Sequence[Group], prefix: str) -> list[Tree]:

@@ -54,8 +54,7 @@ def trade_off(
     front = pareto(points)
     paper = [
         {"label": f"paper, n = {row['n']}", "hours": row["hours"], "accuracy": row["student"]}
-        for row in published
-        if "hours" in row and "student" in row
+        for row in with_hours(published)
     ]
     scale = tuple(sorted({float(f"{end(p['cpu_hours'] for p in points):.2g}") for end in (min, max)}))
     said = "; ".join(f"n = {p['n']}: {p['accuracy']:.1f} % after {p['hours']:.3g} h" for p in points)
@@ -92,6 +91,11 @@ def _trade_off(title: str, said: str, cpu_scale: tuple[float, ...], count: int, 
             beside.mark_text(dy=16, color=GREY).encode(text="label:N"),
         ]
     return finished(alt.layer(*layers), title, said, 340)
+
+
+def with_hours(published: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The published figures that have a place among accuracy and hours."""
+    return [row for row in published if "hours" in row and "student" in row]
 
 
 def pareto(points: Iterable[Mapping[str, Any]]) -> Rows:
