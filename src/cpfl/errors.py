@@ -85,3 +85,8 @@ class RunFolderError(CpflError):
 
 class DamagedError(RunFolderError):
     """A file of a run folder that is not what was written."""
+
+
+def first_line(error: Exception) -> str:
+    """What another library says is wrong, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,20 +1,18 @@
-"""What the paper printed for its own experiments; a run of such a preset carries these figures in its folder.
+"""The figures that the paper published for its experiments. A run of such a preset stores them in its folder.
 
-Accuracy in per cent, hours of virtual time. Where only a speed-up was printed, its quotient stands here.
+Accuracy in per cent, hours of virtual time. Where the paper gives a speed-up only, the hours are computed from it.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from typing import Any
 
-from cpfl import experiment_file
-from cpfl.experiment import RECIPES, Distillation, Experiment
+from cpfl.settings import RECIPES, Distillation, Experiment, effects, experiment_file
 
 SOURCE = "Dhasade et al., EuroMLSys '25"
 KEYS = ("n", "teachers", "teachers_spread", "student", "student_spread", "hours", "cpu_hours")
-# By preset and α, None where a split has none. The columns are KEYS.
+# By preset and α (concentration of the Dirichlet split; None for other splits). The columns are KEYS.
 _BY_N: dict[tuple[str, float | None], list[tuple[float | None, ...]]] = {
     ("cifar10", 0.1): [
         (1, None, None, 70.4, None, 413, 5577),
@@ -36,11 +34,11 @@ _BY_N: dict[tuple[str, float | None], list[tuple[float | None, ...]]] = {
         (64, None, None, 65.7, None, None, None),
     ],
 }
-# Distilled after so many hours: (n, hours, student).
+# Distilled at a virtual time: (n, hours, student).
 _AT: dict[tuple[str, float | None], list[tuple[int, float, float]]] = {
     ("cifar10", 0.1): [(1, 10, 28.7), (1, 15, 35.4), (2, 10, 36.16), (2, 15, 39.56), (16, 10, 54.1), (16, 15, 56.7)]
 }
-# Minutes that the authors' distillations took on an RTX A4000: (n, minutes).
+# Duration of the authors' distillation on an RTX A4000: (n, minutes).
 _DISTILLATION: dict[str, list[tuple[int, float]]] = {
     "cifar10": [(2, 50), (200, 305)],
     "femnist": [(2, 59), (64, 16.8 * 60)],
@@ -49,16 +47,16 @@ _REMARKS: dict[str, list[str]] = {
     "cifar10": ["75 % of the cohorts end within 5 h at n = 200", "the paper advises n between 4 and 16"],
     "femnist": ["the paper advises n between 4 and 16"],
 }
-_OTHERS = {"cifar10-cpfl": "cifar10"}  # the same experiment, done in another way
-# What must be the preset's for a comparison to be fair.
+_OTHERS = {"cifar10-cpfl": "cifar10"}  # the same experiment with other settings
+# Settings that must equal the preset's for a fair comparison.
 _SAME = ("clients", "model.name", "data.train", "data.train_limit", "data.split")
-# What the paper varies itself, and what changes no figure but is a matter of the machine or of what is kept.
+# Settings that the paper varies, and those that change no figure.
 _FREE = ("name", "cohorts", "seed", "max_rounds", "snapshots", "checkpoint_seconds", "data.alpha")
-_JOINT = ("judge", "every", "gain", "legs", "asked")  # mean nothing with the paper's rule
+_JOINT = ("metric", "eval_interval", "min_gain", "eval_window", "client_fraction")  # no effect with the paper's rule
 
 
 def published(experiment: Experiment) -> dict[str, Any] | None:
-    """The paper's figures for this experiment; None where it printed none."""
+    """The paper's figures for this experiment; None where there are none."""
     name = _OTHERS.get(experiment.name, experiment.name)
     if name not in _DISTILLATION or not _like_preset(experiment):
         return None
@@ -74,24 +72,23 @@ def published(experiment: Experiment) -> dict[str, Any] | None:
 
 
 def differences(experiment: Experiment) -> list[str]:
-    """What is set otherwise than in the paper, whose figures stand beside this experiment's."""
+    """Settings that differ from the paper's, as text."""
     name = _OTHERS.get(experiment.name, experiment.name)
     if name not in _DISTILLATION:
         return []
     here, usual, whose = _flat(experiment), _flat(_preset(name)), dict[str, str]()
     recipe, joint = experiment.distillation.recipe, [f"stopping.{key}" for key in _JOINT]
-    if recipe != usual["distillation.recipe"]:  # it says the rest, but for what is given besides
+    if recipe != usual["distillation.recipe"]:  # its own values are no differences
         own = Distillation(recipe=recipe).model_dump(mode="json")
         usual |= {f"distillation.{key}": own[key] for key in RECIPES["paper"]}
         whose |= {f"distillation.{key}": f"recipe {recipe}: " for key in RECIPES["paper"]}
-    if experiment.stopping.rule == "joint":  # the paper has nothing like it, but a preset may
+    if experiment.stopping.rule == "joint":  # the paper has no such rule, but a preset may
         preset = _flat(_preset(experiment.name))
         usual |= {key: preset[key] for key in joint}
         whose |= dict.fromkeys(joint, f"preset {experiment.name}: ")
-    else:
-        usual = {key: value for key, value in usual.items() if key not in joint}
-    other = [key for key, value in usual.items() if here[key] != value and key not in _FREE]
-    if "data.public" in other:  # how another set is read belongs to it
+    compared = [key for key in usual if key not in _FREE and effects.has_effect(experiment, key)]
+    other = [key for key in compared if here[key] != usual[key]]
+    if "data.public" in other:  # how another set is read depends on the set
         other = [key for key in other if not key.startswith("data.public_")]
     return [f"{key} = {here[key]} ({whose.get(key, '')}{usual[key]})" for key in other]
 
@@ -103,11 +100,11 @@ def _like_preset(experiment: Experiment) -> bool:
 
 @cache
 def _preset(name: str) -> Experiment:
-    return experiment_file.parse(resources.files("cpfl.presets").joinpath(f"{name}.toml").read_text(), name)
+    return experiment_file.load(name)
 
 
 def _flat(experiment: Experiment) -> dict[str, Any]:
-    """Every setting by the name that --set takes."""
+    """Every setting by its dotted key."""
     tree = experiment.model_dump(mode="json")
     sections = {key: value for key, value in tree.items() if isinstance(value, dict)}
     inner = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}

@@ -1,0 +1,90 @@
+"""Settings that were given and have no effect under the others: refused in one sentence instead of ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from cpfl.errors import SettingError
+from cpfl.settings.distillation import RECIPES
+from cpfl.settings.types import Section, When
+
+if TYPE_CHECKING:
+    from cpfl.settings.experiment import Experiment
+
+
+def check(experiments: Collection[Experiment], keys: Iterable[str], replaced: Collection[str] = ()) -> None:
+    """Refuse the first of these dotted keys that has no effect in any of the experiments.
+
+    A key whose effect was lost by what was `replaced` on top of it is not the user's mistake.
+    """
+    for key in keys:
+        needs = [_unmet(experiment, key) for experiment in experiments]
+        if needs and all(needs) and (key in replaced or not any(word in replaced for word in needs[0].split())):
+            raise SettingError(f"{key} has no effect here: it needs {needs[0]}")
+
+
+def given(experiment: Experiment) -> list[str]:
+    """Dotted keys of all settings that were given, by a file or in Python, and not by a default or a recipe."""
+    keys = []
+    for name in experiment.model_fields_set:
+        section = getattr(experiment, name)
+        if not isinstance(section, Section):
+            keys.append(name)
+            continue
+        recipe = RECIPES.get(experiment.distillation.recipe, {}) if name == "distillation" else {}
+        inner = sorted(section.model_fields_set)
+        keys += [f"{name}.{key}" for key in inner if key not in recipe or getattr(section, key) != recipe[key]]
+    return keys
+
+
+def differing(one: Experiment, other: Experiment) -> list[str]:
+    """Dotted keys of the sections' settings whose values differ."""
+    trees = one.model_dump(), other.model_dump()
+    sections = [name for name, value in trees[0].items() if isinstance(value, dict)]
+    return [
+        f"{name}.{key}" for name in sections for key, value in trees[0][name].items() if value != trees[1][name][key]
+    ]
+
+
+def without_effect(experiment: Experiment) -> list[str]:
+    """The given settings that have no effect."""
+    return [key for key in given(experiment) if not has_effect(experiment, key)]
+
+
+def has_effect(experiment: Experiment, key: str) -> bool:
+    """Whether a setting has an effect under the others."""
+    return not _unmet(experiment, key)
+
+
+def conditions(key: str, root: type[Section]) -> Iterator[str]:
+    """The conditions under which a setting has an effect, their keys written out."""
+    name, _, leaf = key.partition(".")
+    kind = root.model_fields[name].annotation if leaf else root
+    assert isinstance(kind, type)
+    assert issubclass(kind, Section)
+    field = kind.model_fields.get((leaf or name).partition(".")[0])
+    for metadata in field.metadata if field else ():
+        if isinstance(metadata, When):
+            for condition in metadata.conditions:
+                own = f"{name}." if leaf else ""
+                yield " or ".join(part if "." in part.split(" ")[0] else own + part for part in condition.split(" or "))
+
+
+def _unmet(experiment: Experiment, key: str) -> str:
+    """The first condition of a setting that does not hold; empty: it has an effect."""
+    for condition in conditions(key, type(experiment)):
+        if not any(_holds(experiment, part) for part in condition.split(" or ")):
+            return condition
+    return ""
+
+
+def _holds(experiment: Experiment, condition: str) -> bool:
+    key, _, rest = condition.partition(" ")
+    value: Any = experiment
+    for name in key.split("."):
+        value = getattr(value, name)
+    if not rest:
+        return bool(value)
+    sign, _, listed = rest.partition(" ")
+    return (str(value) in listed.split(" | ")) == (sign == "=")

@@ -1,0 +1,102 @@
+"""One experiment: every setting once, checked as a whole.
+
+The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`. `cpfl settings` lists them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from cpfl.errors import SettingError
+from cpfl.settings.assignment import Assignment
+from cpfl.settings.data import Data
+from cpfl.settings.devices import Devices
+from cpfl.settings.distillation import Distillation
+from cpfl.settings.federation import Federation
+from cpfl.settings.messages import sentence
+from cpfl.settings.model import Model
+from cpfl.settings.privacy import Privacy
+from cpfl.settings.stopping import Stopping
+from cpfl.settings.types import Count, NotNegative, OptionalCount, Section, interval
+
+GIVEN = "(given)"
+"""Stands in a stored experiment for a model or arrays that were given in Python."""
+
+
+class Experiment(Section):
+    """One experiment, whole."""
+
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "experiment"
+    """Part of the names of run folders."""
+    cohorts: Count = 4
+    """Number of cohorts n: 1 is plain federated learning, as many as clients is one-shot FedKD."""
+    clients: Count = 40
+    """Number of clients M."""
+    seed: OptionalCount = 90
+    """Seed of every random choice; the authors' seeds are 90 to 94."""
+    max_rounds: Count = 5000
+    """Rounds of a cohort after which it stops at the latest."""
+    snapshots: str = ""
+    """Keep cohort models every "5h" of virtual time or every "50 rounds", for later distillation; empty: none."""
+    precision: Literal["float32", "tf32", "bf16", "float64"] = "float32"
+    """Arithmetic of training and distillation; parameters stay in float32, or float64."""
+    checkpoint_seconds: NotNegative = 5.0
+    """Seconds between checkpoints: a kill costs at most so much work; 0: a checkpoint after every round."""
+    data: Data = Data()
+    model: Model = Model()
+    assignment: Assignment = Assignment()
+    federation: Federation = Federation()
+    stopping: Stopping = Stopping()
+    devices: Devices = Devices()
+    distillation: Distillation = Distillation()
+    privacy: Privacy = Privacy()
+
+    @property
+    def dtype(self) -> Literal["float32", "float64"]:
+        """What inputs and models are stored as."""
+        return "float64" if self.precision == "float64" else "float32"
+
+    def __init__(self, /, **tree: Any) -> None:
+        """A mistake in any setting becomes one sentence, from Python as from a file."""
+        try:
+            super().__init__(**tree)
+        except ValidationError as error:
+            raise SettingError(sentence(error, type(self))) from None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.snapshots:
+            interval(self.snapshots)
+        if conflict := _sections(self) or _joint(self):
+            raise ValueError(conflict)
+        return self
+
+
+def _sections(experiment: Experiment) -> str:
+    """The first conflict between sections, in one sentence; empty: there is none."""
+    cohorts, clients = experiment.cohorts, experiment.clients
+    if cohorts > clients:
+        return f"cohorts = {cohorts} is more than clients = {clients}: 1 to {clients}"
+    if experiment.model.by_cohort and experiment.distillation.student_init == "mean":
+        return 'distillation.student_init = "mean" needs one model for all cohorts: model.by_cohort must be empty'
+    for cohort in experiment.model.by_cohort:
+        if not (cohort.isascii() and cohort.isdigit() and str(int(cohort)) == cohort and int(cohort) < cohorts):
+            return f"model.by_cohort names cohort {cohort!r}: cohorts are 0 to {cohorts - 1}"
+    if experiment.federation.selection == "refl" and experiment.devices.availability == "always":
+        return 'federation.selection = "refl" needs clients that are not always available: set devices.availability'
+    return ""
+
+
+def _joint(experiment: Experiment) -> str:
+    stopping = experiment.stopping
+    if stopping.rule != "joint":
+        return ""
+    if experiment.federation.buffer_size:
+        return 'federation.buffer_size replaces rounds, and stopping.rule = "joint" waits after rounds'
+    if stopping.metric == "public-agreement" and experiment.cohorts < 2:
+        return 'stopping.metric = "public-agreement" compares two halves of the cohorts: cohorts must be 2 or more'
+    if stopping.metric == "ensemble-accuracy" and not experiment.data.validation:
+        return 'stopping.metric = "ensemble-accuracy" needs validation samples: data.validation must be above 0'
+    return ""

@@ -1,0 +1,164 @@
+"""Experiments as text: presets, TOML files and `key=value` words."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+from cpfl.errors import SettingError
+from cpfl.registry import did_you_mean
+from cpfl.settings import effects
+from cpfl.settings.distillation import RECIPES
+from cpfl.settings.experiment import Experiment
+from cpfl.settings.messages import unknown_key
+from cpfl.settings.types import Section
+
+_ARGS_OF = ("client", "server", "selection", "lr_schedule", "rule", "aggregation", "weights", "loss")
+
+
+def load(
+    source: str | Path,
+    assignments: Iterable[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    strict: bool = True,
+) -> Experiment:
+    """A preset by name, or a TOML file, with `key=value` words or dotted settings on top; validated once.
+
+    `strict` refuses settings that have no effect.
+    """
+    changes = parse_assignments(assignments) | dict(settings or {})
+    return _changed(_read(source), changes, strict, from_file=True)
+
+
+def with_settings(experiment: Experiment, settings: Mapping[str, Any], strict: bool = True) -> Experiment:
+    """A copy with dotted keys replaced, checked as a whole; `strict` refuses those that have no effect."""
+    if not settings:
+        return experiment
+    return _changed(experiment.model_dump(mode="json", exclude_unset=True), settings, strict)
+
+
+def read_stored(path: Path) -> Experiment:
+    """The experiment of a run folder, which holds every setting, also those without effect."""
+    return _pruned(Experiment(**_read(path)))
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    text = str(source)
+    if not text.endswith(".toml") and not Path(text).is_file():
+        if text not in presets():
+            hint = did_you_mean(text, presets())
+            raise SettingError(
+                f"no preset is called {text!r}; {hint}Presets: {', '.join(presets())}; or give a .toml file"
+            )
+        return tomllib.loads(resources.files("cpfl.presets").joinpath(f"{text}.toml").read_text())
+    try:
+        return tomllib.loads(Path(text).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError(f"cannot read the experiment {text}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingError(f"{text} is not valid TOML: it is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"{text} is not valid TOML: {error}") from None
+
+
+def presets() -> list[str]:
+    """The names of the experiments that come with the package."""
+    return sorted(f.name[:-5] for f in resources.files("cpfl.presets").iterdir() if f.name.endswith(".toml"))
+
+
+def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words of a command line; values as in TOML, bare words as strings."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not sign or not key.strip():
+            raise SettingError(f"a setting is given as key=value, not {pair!r}")
+        settings[key.strip()] = _value(text.strip())
+    return settings
+
+
+def _changed(tree: dict[str, Any], settings: Mapping[str, Any], strict: bool, from_file: bool = False) -> Experiment:
+    """The experiment of this tree with dotted keys replaced.
+
+    Replaced keys must have an effect if `strict`, those of a file unless they only repeat a default.
+
+    Settings that only belonged to what is replaced go: those of another recipe, the arguments of another algorithm, and
+    whatever has no effect any more.
+    """
+    distillation = tree.get("distillation", {})
+    if settings.get("distillation.recipe", ...) not in (..., distillation.get("recipe", "cpfl")):
+        for key in RECIPES["paper"]:
+            distillation.pop(key, None)
+    for key, value in settings.items():
+        section, _, leaf = key.rpartition(".")
+        if leaf in _ARGS_OF and value != tree.get(section, {}).get(leaf, ...):
+            tree.get(section, {}).pop(f"{leaf}_args", None)
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        node, kind = tree, cast("type[Any]", Experiment)
+        for part in path:
+            field = kind.model_fields.get(part) if isinstance(kind, type) and issubclass(kind, Section) else None
+            kind = cast("type[Any]", field.annotation) if field else kind
+            node = node.setdefault(part, {})
+            if (field is None and kind is not dict) or not isinstance(node, dict):
+                raise SettingError(unknown_key(key, Experiment))
+            kind = dict if typing.get_origin(kind) is dict else kind
+        if not (kind is dict or issubclass(kind, Section)):
+            raise SettingError(unknown_key(key, Experiment))
+        node[last] = value
+    changed = Experiment(**tree)
+    if strict:
+        effects.check([changed], settings, settings)
+    pruned = _pruned(changed)
+    if from_file:
+        idle = [key for key in effects.differing(changed, pruned) if key not in settings]
+        effects.check([changed], idle, settings)
+    return pruned
+
+
+def _pruned(experiment: Experiment) -> Experiment:
+    """The same experiment, with settings that have no effect back at their defaults."""
+    idle = effects.without_effect(experiment)
+    if not idle:
+        return experiment
+    tree = experiment.model_dump(mode="json", exclude_unset=True)
+    for key in idle:
+        section, _, leaf = key.rpartition(".")
+        (tree[section] if section else tree).pop(leaf)
+    return Experiment(**tree)
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as a file that reads back equal."""
+    tree = experiment.model_dump(mode="json", exclude_none=True)
+    sections = {key: value for key, value in tree.items() if isinstance(value, dict)}
+    lines = [f"{key} = {_toml(value)}" for key, value in tree.items() if key not in sections]
+    for section, values in sections.items():
+        lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def parse_list(text: str) -> list[Any]:
+    """Values with commas between them, each as in TOML; bare words as strings."""
+    whole = _value(f"[{text}]")
+    return whole if isinstance(whole, list) else [_value(part.strip()) for part in text.split(",")]
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

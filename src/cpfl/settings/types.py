@@ -1,0 +1,79 @@
+"""Kinds of values that settings take, and the base class of every section."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+
+def _no_bool(value: Any) -> Any:
+    """Refuse true and false where a number is needed: Python would take them for 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("bool", "input should be a valid number or integer")
+    return value
+
+
+def _no_none(args: dict[str, Any]) -> dict[str, Any]:
+    """Refuse None among keyword arguments: a TOML file cannot hold it."""
+    for key, value in args.items():
+        if value is None:
+            raise ValueError(f"{key} is None, which a file cannot hold: leave it out")
+    return args
+
+
+Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
+Integer = Annotated[int, BeforeValidator(_no_bool)]
+Share = Annotated[Number, Field(ge=0, lt=1)]
+Fraction = Annotated[Number, Field(gt=0, le=1)]
+Count = Annotated[Integer, Field(ge=1)]
+OptionalCount = Annotated[Integer, Field(ge=0)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Args = Annotated[dict[str, Any], AfterValidator(_no_none)]
+"""Keyword arguments of the class that another setting names."""
+
+
+class Section(BaseModel):
+    """A section of an experiment: unknown keys are refused, nothing changes later, docstrings become help texts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class When:
+    """Metadata of a setting that has an effect only under these conditions, all of them.
+
+    A condition is "key" (the other setting is not empty, 0 or false), "key = a | b" or "key != a | b", several of
+    them joined by " or ". A key is one of the same section, or a dotted one.
+    """
+
+    conditions: tuple[str, ...]
+
+
+def when(*conditions: str) -> When:
+    """For `Annotated`: the setting has an effect only under these conditions."""
+    return When(conditions)
+
+
+def hours(text: str) -> float:
+    """Virtual hours in "10h", "90m" or "36000s"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([hms])\s*", text)
+    if not match:
+        raise ValueError(f"at = {text!r} is not a time: write 10h, 90m or 3600s")
+    return float(match[1]) / {"h": 1, "m": 60, "s": 3600}[match[2]]
+
+
+def interval(text: str) -> tuple[Literal["rounds", "seconds"], float]:
+    """What "50 rounds" or "5h" means for snapshots."""
+    match = re.fullmatch(r"\s*(\d+)\s*rounds?\s*", text)
+    try:
+        kind, size = ("rounds", float(match[1])) if match else ("seconds", hours(text) * 3600)
+    except ValueError:
+        raise ValueError(f"snapshots = {text!r} is no interval: write 5h, 30m or 50 rounds") from None
+    if size <= 0:
+        raise ValueError(f"snapshots = {text!r} is no interval: it must be above 0")
+    return kind, size  # type: ignore[return-value]
