@@ -1,4 +1,4 @@
-"""How good a plan is: the skew of cohorts' labels and the length of their rounds.
+"""How good an assignment is: the skew of cohorts' labels and the length of their rounds.
 
 Axes: M clients, N cohorts, C classes.
 """
@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 
 
 def skews(counts_NC: Floats, whole_C: Floats) -> Floats:
-    """Total-variation distance of each row's label distribution to the whole's: 0 is the same, 1 is nothing in common.
+    """Total-variation distance of each row's label distribution to the whole's: 0 is equal, 1 is nothing in common.
 
     It is the share of a cohort's samples that would need another label for the cohort to mirror the whole.
     """
@@ -24,7 +24,7 @@ def skews(counts_NC: Floats, whole_C: Floats) -> Floats:
 
 
 def expected_longest(seconds: Floats, participants: int) -> float:
-    """The mean length of a round whose participants are drawn at random: that of the slowest among so many of these.
+    """The mean length of a round with random participants: the expected maximum of so many of these seconds.
 
     Of all draws of s from m, C(k-1, s-1) have the k-th fastest as their slowest.
     """
@@ -35,7 +35,7 @@ def expected_longest(seconds: Floats, participants: int) -> float:
 
 
 def _log_choose(n: NDArray[np.int64], k: int) -> Floats:
-    from scipy.special import gammaln  # imported here: only a look at a plan needs it, and every run comes by
+    from scipy.special import gammaln  # imported here: only an overview of cohorts needs it
 
     logs: Floats = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
     return logs

@@ -1,4 +1,4 @@
-"""A cohort's clients as a column of numbers."""
+"""A cohort's clients as an array of numbers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ class Members(Sequence[int]):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, place: Any) -> Any:
-        return Members(self._numbers[place]) if isinstance(place, slice) else int(self._numbers[place])
+    def __getitem__(self, index: Any) -> Any:
+        return Members(self._numbers[index]) if isinstance(index, slice) else int(self._numbers[index])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._numbers.tolist())
 
     def __contains__(self, client: object) -> bool:
-        at = int(np.searchsorted(self._numbers, client))  # type: ignore[call-overload]
-        return at < len(self._numbers) and bool(self._numbers[at] == client)
+        return isinstance(client, int | np.integer) and self.holds([int(client)])
 
     def holds(self, clients: Sequence[int]) -> bool:
-        """Whether all of these are members; at once, since engines ask every round."""
+        """Whether all of these are members; one vectorised look-up, since engines call this every round."""
         try:
             wanted = np.asarray(clients, np.int64)
         except OverflowError:
             return False
-        places = np.searchsorted(self._numbers, wanted)
-        return bool((self._numbers.take(places, mode="clip") == wanted).all())
+        positions = np.searchsorted(self._numbers, wanted)
+        return bool((self._numbers.take(positions, mode="clip") == wanted).all())
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self._numbers, dtype, copy=copy)
@@ -45,3 +44,6 @@ class Members(Sequence[int]):
 
     def __repr__(self) -> str:
         return repr(list(self))
+
+
+Cohorts = Sequence[Sequence[int]]

@@ -7,88 +7,112 @@ from __future__ import annotations
 
 import tarfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpfl.data.catalogue import published_size
+from cpfl.data.catalogue import PUBLISHED_SIZES
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError
 
-CIFAR_IMAGE = 3 * 32 * 32
-CIFAR_RECORD = 1 + CIFAR_IMAGE  # a label, then the red, green and blue planes, row by row
+CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes, row by row
 STL_IMAGE = 3 * 96 * 96
-CIFAR_MEMBERS = {"train": tuple(f"data_batch_{k}.bin" for k in range(1, 6)), "test": ("test_batch.bin",)}
-STL_MEMBERS = {
-    "train": ("train_X.bin", "train_y.bin"),
-    "test": ("test_X.bin", "test_y.bin"),
-    "unlabeled": ("unlabeled_X.bin",),
-}
-SVHN_FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat", "extra": "extra_32x32.mat"}
+SVHN_FILES = {split: f"{split}_32x32.mat" for split in ("train", "test", "extra")}
 
 Bytes = NDArray[np.uint8]
 
 
+@dataclass(frozen=True)
+class Archive:
+    """A published archive: its file, the folder inside it, and the members of each split."""
+
+    file: str
+    folder: str
+    members: dict[str, tuple[str, ...]]
+
+    def path(self, folder: Path) -> Path | None:
+        """Where the members are: the unpacked folder, the folder itself, or the archive."""
+        if (folder / self.folder).is_dir():
+            return folder / self.folder
+        if (folder / self.members["train"][0]).is_file():
+            return folder
+        return folder / self.file if (folder / self.file).is_file() else None
+
+    def read(self, path: Path, split: str) -> dict[str, Bytes] | None:
+        """The contents of a split's members, in order; None where there is no such split."""
+        names = self.members.get(split, ())
+        found = (
+            _unpacked(path, names)
+            if path.is_dir()
+            else _packed(path, {f"{self.folder}/{name}": name for name in names})
+        )
+        if not names or (split == "test" and not found):
+            return None
+        if missing := [name for name in names if name not in found]:
+            raise DataError(f"{path} lacks {', '.join(missing)}: {', '.join(names)} are expected in it")
+        return {name: found[name] for name in names}
+
+
+ARCHIVES = {
+    "cifar10": Archive(
+        "cifar-10-binary.tar.gz",
+        "cifar-10-batches-bin",
+        {"train": tuple(f"data_batch_{k}.bin" for k in range(1, 6)), "test": ("test_batch.bin",)},
+    ),
+    "stl10": Archive(
+        "stl10_binary.tar.gz",
+        "stl10_binary",
+        {
+            "train": ("train_X.bin", "train_y.bin"),
+            "test": ("test_X.bin", "test_y.bin"),
+            "unlabeled": ("unlabeled_X.bin",),
+        },
+    ),
+}
+
+
 def recognise(folder: Path) -> str | None:
     """Which set's files these are: "cifar10", "stl10", "svhn", or None."""
-    if _place(folder, "cifar-10-batches-bin", "cifar-10-binary.tar.gz", "data_batch_1.bin"):
-        return "cifar10"
-    if _place(folder, "stl10_binary", "stl10_binary.tar.gz", "train_X.bin"):
-        return "stl10"
-    if any((folder / name).is_file() for name in SVHN_FILES.values()):
-        return "svhn"
-    return None
+    for name, archive in ARCHIVES.items():
+        if archive.path(folder) is not None:
+            return name
+    return "svhn" if any((folder / name).is_file() for name in SVHN_FILES.values()) else None
 
 
 def read(folder: Path, kind: str, split: str) -> Samples | None:
-    """One split of a recognised folder; None where it has no test set."""
-    match kind:
-        case "cifar10":
-            return _cifar10(folder, split)
-        case "stl10":
-            return _stl10(folder, split)
-        case _:
-            return _svhn(folder, split)
+    """One split of a recognised folder; None where it has no such split."""
+    if kind == "svhn":
+        return _svhn(folder, split)
+    path = ARCHIVES[kind].path(folder)
+    assert path is not None, "recognise() saw it"
+    members = ARCHIVES[kind].read(path, split)
+    if members is None:
+        return None
+    return _cifar10(path, members) if kind == "cifar10" else _stl10(path, members)
 
 
-def _cifar10(folder: Path, split: str) -> Samples | None:
-    if split not in CIFAR_MEMBERS:
-        return None
-    place = _place(folder, "cifar-10-batches-bin", "cifar-10-binary.tar.gz", "data_batch_1.bin")
-    assert place is not None, "recognise() saw it"
-    members = _members(place, CIFAR_MEMBERS[split], "cifar-10-batches-bin")
-    if split == "test" and not members:
-        return None
-    _all_there(place, members, CIFAR_MEMBERS[split])
-    # The batches are of one size, so the largest tells where another was cut at the end of a record.
+def _cifar10(path: Path, members: dict[str, Bytes]) -> Samples:
+    # The batches are of one size, so the largest shows where another was truncated at the end of a record.
     records = max(1, *(-(-len(raw) // CIFAR_RECORD) for raw in members.values()))
     for name, raw in members.items():
-        _expect_size(place / name, len(raw), records * CIFAR_RECORD)
-    joined = np.concatenate([raw.reshape(-1, CIFAR_RECORD) for raw in members.values()])
-    y = joined[:, 0].astype(np.int64)
-    _expect_labels(place, y, 0, 9)
-    return Samples(np.ascontiguousarray(joined[:, 1:]).reshape(-1, 3, 32, 32), y)
+        _expect_size(path / name, len(raw), records * CIFAR_RECORD)
+    rows = np.concatenate([raw.reshape(-1, CIFAR_RECORD) for raw in members.values()])
+    y = rows[:, 0].astype(np.int64)
+    _expect_labels(path, y, 0, 9)
+    return Samples(np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32), y)
 
 
-def _stl10(folder: Path, split: str) -> Samples | None:
-    if split not in STL_MEMBERS:
-        return None
-    place = _place(folder, "stl10_binary", "stl10_binary.tar.gz", "train_X.bin")
-    assert place is not None, "recognise() saw it"
-    members = _members(place, STL_MEMBERS[split], "stl10_binary")
-    if split == "test" and not members:
-        return None
-    _all_there(place, members, STL_MEMBERS[split])
-    images, *labels = members.items()
-    count = len(labels[0][1]) if labels else max(1, -(-len(images[1]) // STL_IMAGE))
-    _expect_size(place / images[0], len(images[1]), count * STL_IMAGE)
-    # Every plane is stored column by column.
-    x = images[1].reshape(-1, 3, 96, 96).swapaxes(2, 3)
+def _stl10(path: Path, members: dict[str, Bytes]) -> Samples:
+    (name, images), *labels = members.items()
+    count = len(labels[0][1]) if labels else max(1, -(-len(images) // STL_IMAGE))
+    _expect_size(path / name, len(images), count * STL_IMAGE)
+    x = images.reshape(-1, 3, 96, 96).swapaxes(2, 3)  # every plane is stored column by column
     if not labels:
         return Samples(x)
     y = labels[0][1].astype(np.int64)
-    _expect_labels(place / labels[0][0], y, 1, 10)
+    _expect_labels(path / labels[0][0], y, 1, 10)
     return Samples(x, y - 1)
 
 
@@ -105,8 +129,7 @@ def _svhn(folder: Path, split: str) -> Samples | None:
     try:
         held = loadmat(file, variable_names=["X", "y"])
         x, y = np.asarray(held["X"]), np.asarray(held["y"]).reshape(-1).astype(np.int64)
-    # A cut file makes scipy fail in many ways, none of them its own.
-    except Exception as error:
+    except Exception as error:  # a truncated file makes scipy fail in many ways, none of them its own
         raise DataError(f"{_damaged(file)}: {error}") from error
     if x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.dtype != np.uint8 or x.shape[3] != len(y):
         raise DataError(
@@ -116,55 +139,37 @@ def _svhn(folder: Path, split: str) -> Samples | None:
     return Samples(np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10)  # label 10 is the digit 0
 
 
-def _place(folder: Path, inner: str, archive: str, first: str) -> Path | None:
-    """Where the members are: the unpacked folder, the folder itself, or the archive."""
-    if (folder / inner).is_dir():
-        return folder / inner
-    if (folder / first).is_file():
-        return folder
-    return folder / archive if (folder / archive).is_file() else None
+def _unpacked(folder: Path, names: tuple[str, ...]) -> dict[str, Bytes]:
+    """Members as files. They are mapped, not read: the unlabelled images of STL-10 are 2.8 GB."""
+    found: dict[str, Bytes] = {}
+    for file in [folder / name for name in names if (folder / name).is_file()]:
+        empty = not file.stat().st_size  # which cannot be mapped
+        # As a plain array: taking one image of a memmap object at a time is slow.
+        found[file.name] = np.empty(0, np.uint8) if empty else np.asarray(np.memmap(file, dtype=np.uint8, mode="c"))
+    return found
 
 
-def _members(place: Path, names: tuple[str, ...], prefix: str) -> dict[str, Bytes]:
-    """The contents of those members that are there, by name and in this order."""
-    if place.is_dir():
-        files = [place / name for name in names]
-        # Mapped, not read: the unlabelled images of STL-10 are 2.8 GB.
-        return {file.name: _mapped(file) for file in files if file.is_file()}
-    wanted = {f"{prefix}/{name}": name for name in names}
+def _packed(file: Path, wanted: dict[str, str]) -> dict[str, Bytes]:
+    """Members of an archive by their names; `wanted` has these by their paths in the archive."""
     found: dict[str, Bytes] = {}
     try:
-        with tarfile.open(place, "r:gz") as archive:
+        with tarfile.open(file, "r:gz") as archive:
             for member in archive:
                 name = wanted.get(member.name.removeprefix("./"))
-                if name is None or not member.isfile():
-                    continue
-                content = archive.extractfile(member)
-                assert content is not None
-                found[name] = np.frombuffer(bytearray(content.read()), dtype=np.uint8)
+                content = archive.extractfile(member) if name is not None and member.isfile() else None
+                if name is not None and content is not None:
+                    found[name] = np.frombuffer(bytearray(content.read()), dtype=np.uint8)
                 if len(found) == len(wanted):
                     break
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise DataError(f"{_damaged(place)}: {error}") from error
-    return {name: found[name] for name in names if name in found}
-
-
-def _mapped(file: Path) -> Bytes:
-    if not file.stat().st_size:
-        return np.empty(0, dtype=np.uint8)
-    # As a plain array: taking one image of a memmap object at a time is slow.
-    return np.asarray(np.memmap(file, dtype=np.uint8, mode="c"))
+        raise DataError(f"{_damaged(file)}: {error}") from error
+    return found
 
 
 def _damaged(file: Path) -> str:
-    published = published_size(file.name)
+    published = PUBLISHED_SIZES.get(file.name)
     expected = f", the published file has {published:,}" if published else ""
     return f"{file} is truncated or damaged (found {file.stat().st_size:,} bytes{expected})"
-
-
-def _all_there(place: Path, members: dict[str, Bytes], names: tuple[str, ...]) -> None:
-    if missing := [name for name in names if name not in members]:
-        raise DataError(f"{place} lacks {', '.join(missing)}: {', '.join(names)} are expected in it")
 
 
 def _expect_size(file: Path, found: int, expected: int) -> None:

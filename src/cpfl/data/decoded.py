@@ -1,6 +1,7 @@
-"""Decoded images kept as .npy in the user's cache folder, so that a set is decoded once and memory-mapped ever after.
+"""Images from files that may come from anybody, and a cache of decoded sets.
 
-Nothing here may break a run: a cache that is missing, damaged, read-only or on a full disk is as good as none.
+Decoded images are kept as .npy in the user's cache folder: a set is decoded once and memory-mapped from then on.
+The cache must not break a run: one that is missing, damaged, read-only or on a full disk is as good as none.
 """
 
 from __future__ import annotations
@@ -11,14 +12,25 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import platformdirs
+from PIL import Image
 
 from cpfl.data.samples import Array
 
-# Part of every key: raise it when the decoder's output changes, and old entries are left alone.
-DECODER = "1"
+# Raster formats that Pillow decodes by itself: others, such as EPS, would start another program.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for files that are no images, damaged, or far too large."""
+
+DECODER = "1"  # part of every cache key: raise it when the decoder's output changes
+
+
+def open_image(source: Path | IO[bytes], format_: str | None = None) -> Image.Image:
+    """An image of an allowed format; a known format saves the guessing."""
+    return Image.open(source, formats=FORMATS if format_ is None else [format_])
 
 
 def cache_folder() -> Path:
@@ -28,50 +40,35 @@ def cache_folder() -> Path:
 
 
 def cached(files: Sequence[Path], decode: Callable[[], Array]) -> Array:
-    """What `decode` makes of these files: from the cache where it is there and whole, decoded and kept otherwise."""
-    folder = cache_folder() / "decoded"
-    key = _key(files)
-    images, checksum = folder / f"{key}.npy", folder / f"{key}.sha256"
-    found = _recall(images, checksum)
-    if found is not None:
-        return found
+    """What `decode` makes of these files: from the cache if it holds them whole, else decoded and cached."""
+    contents = [f"\n{file.name} {file.stat().st_size} {_digest(file)}" for file in files]
+    key = hashlib.sha256("".join([DECODER, *contents]).encode()).hexdigest()
+    images = cache_folder() / "decoded" / f"{key}.npy"
+    checksum = images.with_suffix(".sha256")
+    with contextlib.suppress(OSError, ValueError):
+        if _digest(images) == checksum.read_text().strip():
+            # Copy on write: callers get an array like any other, and the file stays as it is.
+            return np.asarray(np.load(images, mmap_mode="c", allow_pickle=False))
     decoded = decode()
     with contextlib.suppress(OSError):
-        _keep(decoded, images, checksum)
+        _write(decoded, images, checksum)
     return decoded
 
 
-def _key(files: Sequence[Path]) -> str:
-    """A checksum of names, sizes and contents: a set that changed in any way is decoded anew."""
-    digest = hashlib.sha256(DECODER.encode())
-    for file in files:
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        digest.update(f"\n{file.name} {file.stat().st_size} {content}".encode())
-    return digest.hexdigest()
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _recall(images: Path, checksum: Path) -> Array | None:
-    try:
-        with images.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != checksum.read_text().strip():
-                return None
-        # Copy on write: callers get an array like any other, and the file stays as it is.
-        return np.asarray(np.load(images, mmap_mode="c", allow_pickle=False))
-    except (OSError, ValueError):
-        return None
-
-
-def _keep(decoded: Array, images: Path, checksum: Path) -> None:
+def _write(decoded: Array, images: Path, checksum: Path) -> None:
     """Both files appear whole or not at all. A crash between the two leaves images without a checksum: no entry."""
     images.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=images.parent, prefix="partial-")
-    partial = Path(name)
+    with tempfile.NamedTemporaryFile(dir=images.parent, prefix="partial-", delete=False) as out:
+        partial = Path(out.name)
     try:
-        with os.fdopen(handle, "wb") as out:
+        with partial.open("wb") as out:
             np.save(out, decoded, allow_pickle=False)
-        with partial.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = _digest(partial)
         partial.replace(images)
         partial.write_text(digest)
         partial.replace(checksum)

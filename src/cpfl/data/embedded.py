@@ -1,6 +1,6 @@
 """Sets that need no file: `digits` to train on, `letters` as its unlabelled public set, and both with grain.
 
-Both have the form of NIST's 8×8 digits: a 32×32 black and white drawing, every 4×4 block of it counted. The letters are
+Both look like NIST's 8×8 digits: a 32×32 black and white drawing, every 4×4 block of it counted. The letters are
 drawn here with Pillow's built-in font, so a first run works on a machine without data, fonts or a network.
 """
 
@@ -13,7 +13,6 @@ import string
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +29,26 @@ GRAIN = 0.5  # deviation of the grain, in units of white
 DIGIT_LOOKALIKES = "OoQDIliZzSsBbqg"
 LETTERS = "".join(sorted(set(string.ascii_letters) - set(DIGIT_LOOKALIKES)))
 
-CANVAS = 96  # room for a rotated, sheared glyph before it is cropped
+CANVAS = 96  # holds a rotated, sheared glyph before it is cropped
 FONT_SIZE = 56
 FIELD = 32  # NIST's bitmap
 BLOCK = 4  # 4×4 pixels of it become one value 0..16
 
 
-def digits(split: Literal["train", "test"]) -> Samples:
+def read(name: str, split: str) -> Samples | None:
+    """One split of a built-in set; None where it has no such split."""
+    if split not in ("train", "test") or (name.startswith("letters") and split == "test"):
+        return None
+    samples = letters() if name.startswith("letters") else digits(split)
+    if not name.endswith("-grainy"):
+        return samples
+    # The same images as a bad scanner sees them. Clean digits are so easy that small cohorts never overfit.
+    part = 2 if name.startswith("letters") else int(split == "test")
+    grain = stream(0, "grain", part).normal(0, 255 * GRAIN, samples.x.shape)
+    return replace(samples, x=np.clip(np.rint(samples.x.astype(np.float64) + grain), 0, 255).astype(np.uint8))
+
+
+def digits(split: str) -> Samples:
     """scikit-learn's 1,797 digits; a fixed fifth of them is the test set."""
     images, labels = _scanned()
     order = stream(0, "test").permutation(len(images))
@@ -62,12 +74,6 @@ def _scanned() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return bunch.images, bunch.target
 
 
-def grainy(samples: Samples, part: int) -> Samples:
-    """The same images as a bad scanner sees them. Clean digits are so easy that small cohorts never overfit."""
-    grain = stream(0, "grain", part).normal(0, 255 * GRAIN, samples.x.shape)
-    return replace(samples, x=np.clip(np.rint(samples.x.astype(np.float64) + grain), 0, 255).astype(np.uint8))
-
-
 def letters() -> Samples:
     """4,000 drawn letters, unlabelled: near the digits in stroke and size, and none of them a digit."""
     return Samples(_drawn_letters().copy())
@@ -76,14 +82,13 @@ def letters() -> Samples:
 @cache
 def _drawn_letters() -> NDArray[np.uint8]:
     rng = stream(0, "letters")
-    blocks = np.empty((LETTER_COUNT, FIELD // BLOCK, FIELD // BLOCK))
-    for i in range(LETTER_COUNT):
-        blocks[i] = _written(rng).reshape(FIELD // BLOCK, BLOCK, FIELD // BLOCK, BLOCK).sum(axis=(1, 3))
+    drawings = np.stack([_written(rng) for _ in range(LETTER_COUNT)])
+    blocks = drawings.reshape(LETTER_COUNT, FIELD // BLOCK, BLOCK, FIELD // BLOCK, BLOCK).sum(axis=(2, 4))
     return _to_bytes(blocks)
 
 
 def _written(rng: np.random.Generator) -> NDArray[np.bool_]:
-    """One letter as a hand might write it: turned, slanted, stretched, then fitted into the field as NIST did."""
+    """One letter as handwriting: turned, slanted, stretched, then fitted into the field as NIST did."""
     letter = LETTERS[rng.integers(len(LETTERS))]
     turn, shear = rng.normal(0, math.radians(7)), rng.normal(0, 0.15)
     bends = rng.normal(0, 4, size=(4, 2))
@@ -105,7 +110,7 @@ def _written(rng: np.random.Generator) -> NDArray[np.bool_]:
     field = Image.new("L", (FIELD, FIELD))
     field.paste(glyph.resize((width, FIELD), Image.Resampling.BILINEAR, box=box), ((FIELD - width) // 2 + shift, 0))
 
-    # The pen: soft edges, cut where the wanted share of the field is ink. A narrow letter does not become a blot.
+    # The pen: soft edges, and the wanted share of the field is ink. A narrow letter does not become a blot.
     soft = np.asarray(field.filter(ImageFilter.GaussianBlur(1.6)))
     wanted = round(min(share, 0.6 * width / FIELD) * soft.size)
     ink: NDArray[np.bool_] = soft > np.partition(soft, -wanted, axis=None)[-wanted]

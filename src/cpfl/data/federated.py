@@ -1,4 +1,4 @@
-"""The experiment's data, whole and checked: training samples with their owners, test set, public set."""
+"""The experiment's data, complete and checked: training samples with their owners, test set, public set."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cpfl.data.samples import Array, Samples
 from cpfl.data.split import Clients, split
 from cpfl.data.transform import HOLE, PAD, Transform
 from cpfl.errors import DataError
-from cpfl.experiment import Experiment
 from cpfl.randomness import stream
+from cpfl.settings import Experiment
 
-SMALLEST = HOLE + 2 * PAD  # side of an image of which augmentation leaves something to see
+MIN_SIDE = HOLE + 2 * PAD  # of an image of which augmentation leaves something to see
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Given:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """Training labels by client and class, (M, C), counted for the clients whose rows are asked for."""
+    """Training labels by client and class, (M, C), counted for the clients that are indexed."""
 
     clients: Clients
     y: NDArray[np.int64]
     shape: tuple[int, int]
 
-    def __getitem__(self, some: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.clients.label_counts(self.y, self.shape[1], some)
+    def __getitem__(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.clients.label_counts(self.y, self.shape[1], clients)
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,24 @@ class FederatedData:
 
     @property
     def label_table(self) -> LabelTable:
-        """The same as `counts`, for those who go from cohort to cohort."""
+        """The same as `counts`, counted on demand for some clients."""
         assert self.train.y is not None
         return LabelTable(self.clients, self.train.y, (len(self.clients), self.classes))
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Training labels by client and class, (M, C); most of a large population's memory, so on demand."""
+        """Training labels by client and class, (M, C); large for a large population, so computed on demand."""
         assert self.train.y is not None
         return self.clients.label_counts(self.train.y, self.classes)
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the three sets."""
-        return {"train": self.train.fingerprint(), "test": self.test.fingerprint(), "public": self.public.fingerprint()}
+        return {name: getattr(self, name).fingerprint() for name in ("train", "test", "public")}
 
 
 def transforms(experiment: Experiment) -> tuple[Transform, Transform]:
     """How training samples and public ones become a model's input."""
-    data, dtype = experiment.data, getattr(torch, experiment.numbers)
+    data, dtype = experiment.data, getattr(torch, experiment.dtype)
     mean = data.mean if data.public_mean is None else data.public_mean
     std = data.std if data.public_std is None else data.public_std
     return Transform(data.mean, data.std, dtype), Transform(mean, std, dtype)
@@ -83,18 +83,15 @@ def transforms(experiment: Experiment) -> tuple[Transform, Transform]:
 
 def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: Clients | None = None) -> FederatedData:
     """Read, check, fit and split, unless it is known already which client holds what."""
-    data = experiment.data
-    train = _source(data.train, "train", roots) if given.train is None else given.train
-    test = given.test
-    if test is None and given.train is None:
-        test = sources.load(data.train, "test", roots)
+    data, train, test, public = experiment.data, given.train, given.test, given.public
+    if train is None:
+        train = _source(data.train, "train", roots)
+        test = sources.load(data.train, "test", roots) if test is None else test
     if test is None:
         train, test = _hold_out_test(train)
-    public = _source(data.public, "public", roots, data.public_splits) if given.public is None else given.public
-    if data.train_limit:
-        train = train.take(np.arange(min(data.train_limit, len(train))))
-    if data.public_limit:
-        public = public.take(np.arange(min(data.public_limit, len(public))))
+    if public is None:
+        public = _source(data.public, "public", roots, data.public_splits)
+    train, public = _limited(train, data.train_limit), _limited(public, data.public_limit)
     if 0 < len(train) < experiment.clients:
         limit = f" (data.train_limit = {data.train_limit})" if data.train_limit else ""
         raise DataError(
@@ -102,16 +99,16 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
         )
     classes = _check_labels(train, test, data.classes)
     public = _fit(public, train, data.public_fit, experiment.seed)
-    for name, samples in (("test", test), ("public", public)):
-        _check_shape(name, samples, train)
+    _check_shape("test", test, train)
+    _check_shape("public", public, train)
     augmented = data.augment != "none"
     if augmented and (len(train.shape) != 3 or train.x.dtype != np.uint8):
         raise DataError(
             f"data.augment = {data.augment!r} is for images (uint8, channels first); these samples are {train.shape}"
         )
-    if augmented and min(train.shape[1:]) < SMALLEST:
+    if augmented and min(train.shape[1:]) < MIN_SIDE:
         raise DataError(
-            f"data.augment = {data.augment!r} cuts holes of {HOLE}×{HOLE} and needs images of {SMALLEST}×{SMALLEST} or "
+            f"data.augment = {data.augment!r} cuts holes of {HOLE}×{HOLE} and needs images of {MIN_SIDE}×{MIN_SIDE} or "
             f"more; these are {train.shape[1]}×{train.shape[2]}"
         )
     transform, public_transform = transforms(experiment)
@@ -137,10 +134,10 @@ def as_samples(x: object, y: object = None, columns: dict[str, object] | None = 
             raise DataError("the inputs contain values that are not finite numbers")
     labels = None
     if y is not None:
-        given = _array(y, "the labels")
-        if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
-            raise DataError(f"labels are integers, one for each sample; these are {given.dtype} of shape {given.shape}")
-        labels = given.astype(np.int64)
+        found = _array(y, "the labels")
+        if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+            raise DataError(f"labels are integers, one for each sample; these are {found.dtype} of shape {found.shape}")
+        labels = found.astype(np.int64)
     if not isinstance(columns, dict | None):
         raise DataError(f"columns are a dict of names and values, not {type(columns).__name__}")
     return Samples(inputs, labels, {name: _array(column, name) for name, column in (columns or {}).items()})
@@ -161,6 +158,10 @@ def _source(name: str, split: sources.Split, roots: Sequence[Path], public_split
     samples = sources.load(name, split, roots, public_splits)
     assert samples is not None  # only a test set may be missing
     return samples
+
+
+def _limited(samples: Samples, limit: int) -> Samples:
+    return samples.take(np.arange(min(limit, len(samples)))) if limit else samples
 
 
 def _hold_out_test(train: Samples) -> tuple[Samples, Samples]:
@@ -211,10 +212,11 @@ def _fit(public: Samples, train: Samples, how: str, seed: int) -> Samples:
     if how == "exact" or public.shape == train.shape or len(public.shape) != 3 or len(train.shape) != 3:
         return public
     channels, height, width = train.shape
+    # Some thousand images at a time: a public set may be larger than memory allows as floats.
+    batches = (_recoloured(public.x[k : k + 4096], channels) for k in range(0, len(public), 4096))
     if how == "resize":
-        pieces = [_resized(_recoloured(part, channels), height, width) for part in _pieces(public.x)]
-        return Samples(np.concatenate(pieces))
-    x = np.concatenate([_recoloured(part, channels) for part in _pieces(public.x)])
+        return Samples(np.concatenate([_resized(x, height, width) for x in batches]))
+    x = np.concatenate(list(batches))
     if x.shape[2] < height or x.shape[3] < width:
         raise DataError(
             f"public images of {x.shape[2]}×{x.shape[3]} are too small to crop to {height}×{width}: "
@@ -225,11 +227,6 @@ def _fit(public: Samples, train: Samples, how: str, seed: int) -> Samples:
     left = rng.integers(0, x.shape[3] - width + 1, len(x))
     windows = np.lib.stride_tricks.sliding_window_view(x, (height, width), axis=(2, 3))
     return Samples(np.ascontiguousarray(windows[np.arange(len(x)), :, top, left]))
-
-
-def _pieces(x: Array) -> list[Array]:
-    """Some thousand images at a time: a public set may be larger than memory allows as floats."""
-    return [x[at : at + 4096] for at in range(0, len(x), 4096)]
 
 
 def _recoloured(x: Array, channels: int) -> Array:

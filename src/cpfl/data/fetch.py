@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
-import os
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from cpfl.data.catalogue import CATALOGUE, Entry, RemoteFile
 from cpfl.errors import DataError
@@ -35,19 +33,23 @@ def fetch(name: str, root: Path, mirror: str | None = None, progress: Progress |
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"{folder} cannot be made: {error.strerror}") from error
-    done = 0
+    before = 0  # bytes of the files before this one
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(min(before + done, entry.size), entry.size)
+
     try:
         for file in entry.files:
             target = folder / file.name
             if not (target.is_file() and _checksum(target, file) == file.checksum):
                 address = file.url if mirror is None else f"{mirror.rstrip('/')}/{file.name}"
-                _download(file, address, target, _from(done, entry.size, progress))
-            done += file.size
-            if progress is not None:
-                progress(done, entry.size)
+                _download(file, address, target, report)
+            before += file.size
+            report(0)
     finally:
         with contextlib.suppress(OSError):
-            folder.rmdir()  # which it is if nothing came; one that holds something stays
+            folder.rmdir()  # only if it is empty, because nothing was downloaded
     return folder
 
 
@@ -55,36 +57,23 @@ def _downloadable(name: str, root: Path) -> Entry:
     entry = CATALOGUE.get(name)
     if entry is not None and entry.downloadable:
         return entry
-    known = ", ".join(sorted(known.name for known in CATALOGUE.values() if known.downloadable))
     if entry is None:
+        known = ", ".join(sorted(known.name for known in CATALOGUE.values() if known.downloadable))
         raise DataError(f"'{name}' is not a set that can be downloaded: those are {known}")
     if entry.source == "embedded":
         raise DataError(f"'{name}' is built in: there is nothing to download")
     raise DataError(f"'{name}' has no published file: put it at {root / name}, expected there: {entry.expects}")
 
 
-def _from(start: int, total: int, progress: Progress | None) -> Callable[[int], None]:
-    """Reports the bytes of one file as bytes of the whole set."""
-    if progress is None:
-        return lambda done: None
-    return lambda done: progress(min(start + done, total), total)
-
-
 def _download(file: RemoteFile, address: str, target: Path, report: Callable[[int], None]) -> None:
     by_hand = f"download it by hand and put it at {target}"
+    partial: Path | None = None
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".partial-")
-    except OSError as error:
-        raise DataError(f"{target} cannot be written: {error.strerror}") from error
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            try:
-                response = urllib.request.urlopen(address, timeout=TIMEOUT)
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                raise DataError(f"{address} cannot be reached ({_reason(error)}): {by_hand}") from error
-            with response:
-                _copy(response, out, address, by_hand, report)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partial-", delete=False) as out:
+            partial = Path(out.name)
+            for chunk in _chunks(address, by_hand):
+                out.write(chunk)
+                report(out.tell())
         found = _checksum(partial, file)
         if found != file.checksum:
             raise DataError(
@@ -96,25 +85,23 @@ def _download(file: RemoteFile, address: str, target: Path, report: Callable[[in
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error.strerror}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
 
 
-def _copy(
-    response: http.client.HTTPResponse, out: BinaryIO, address: str, by_hand: str, report: Callable[[int], None]
-) -> None:
+def _chunks(address: str, by_hand: str) -> Iterator[bytes]:
     done = 0
-    while True:
-        try:
-            chunk = response.read(CHUNK)
-        except (OSError, http.client.HTTPException) as error:
+    try:
+        with urllib.request.urlopen(address, timeout=TIMEOUT) as response:
+            while chunk := response.read(CHUNK):
+                done += len(chunk)
+                yield chunk
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if done:
             raise DataError(
                 f"{address} broke off after {done:,} bytes ({_reason(error)}): try again, or {by_hand}"
             ) from error
-        if not chunk:
-            return
-        out.write(chunk)
-        done += len(chunk)
-        report(done)
+        raise DataError(f"{address} cannot be reached ({_reason(error)}): {by_hand}") from error
 
 
 def _reason(error: Exception) -> str:

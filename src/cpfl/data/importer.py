@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cpfl.data.catalogue import CATALOGUE
-from cpfl.data.images import UNREADABLE, open_image
+from cpfl.data.decoded import UNREADABLE, open_image
 from cpfl.data.parquet import PIXELS
 from cpfl.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 LAYOUT = "train/<label>/<image> and optionally test/<label>/<image>, or images without label folders"
-ROWS = 4096  # rows in memory at a time
+BATCH = 4096  # images in memory at a time
 
 
 def import_folder(source: Path, name: str, root: Path) -> Path:
@@ -35,20 +34,16 @@ def import_folder(source: Path, name: str, root: Path) -> Path:
     classes = _classes(found, source)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(dir=root, prefix=f".{name}-"))
+        with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as temporary:
+            building = Path(temporary) / name
+            building.mkdir()
+            size: tuple[int, int] | None = None
+            for split, images in found.items():
+                if images:
+                    size = _write(building / f"{split}-00000-of-00001.parquet", images, classes, source, size)
+            building.rename(target)
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error}") from error
-    try:
-        size: tuple[int, int] | None = None
-        for split, images in found.items():
-            if images:
-                size = _write(building / f"{split}-00000-of-00001.parquet", images, classes, source, size)
-        building.chmod(0o755)  # temporary folders are private, data sets are not
-        os.rename(building, target)
-    except OSError as error:
-        raise DataError(f"{target} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     return target
 
 
@@ -103,30 +98,22 @@ def _write(
     source: Path,
     size: tuple[int, int] | None,
 ) -> tuple[int, int] | None:
-    """One split. The images are kept as they were encoded; each is decoded once to know that it can be."""
-    schema = _schema(classes)
-    numbers = {label: number for number, label in enumerate(classes or [])}
+    """Write one split. The images stay as they were encoded; each is decoded once to check that it can be."""
+    fields = {"image": pa.struct([("bytes", pa.binary()), ("path", pa.string())])}
+    features: dict[str, object] = {"image": {"_type": "Image"}}  # what the hub's own tools read beside the columns
+    if classes is not None:
+        fields["label"] = pa.int64()
+        features["label"] = {"names": classes, "_type": "ClassLabel"}
+    schema = pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": features}})})
     with pq.ParquetWriter(file, schema) as writer:
-        for start in range(0, len(images), ROWS):
-            rows = []
-            for path, label in images[start : start + ROWS]:
+        for start in range(0, len(images), BATCH):
+            rows: list[dict[str, object]] = []
+            for path, label in images[start : start + BATCH]:
                 size = _readable(path, size)
-                row: dict[str, object] = {
-                    "image": {"bytes": path.read_bytes(), "path": path.relative_to(source).as_posix()}
-                }
-                rows.append(row if label is None else row | {"label": numbers[label]})
+                image = {"bytes": path.read_bytes(), "path": path.relative_to(source).as_posix()}
+                rows.append({"image": image, "label": classes.index(label) if classes and label else None})
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return size
-
-
-def _schema(classes: list[str] | None) -> pa.Schema:
-    """The columns, and what the hub's own tools read beside them: the names of the classes."""
-    fields = [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())]))]
-    features: dict[str, object] = {"image": {"_type": "Image"}}
-    if classes is not None:
-        fields.append(("label", pa.int64()))
-        features["label"] = {"names": classes, "_type": "ClassLabel"}
-    return pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def _readable(path: Path, size: tuple[int, int] | None) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Images that two sets share: a public set that holds test or training images would make a result worthless."""
+"""Images that two sets share: a public set that holds test or training images would invalidate a result."""
 
 from __future__ import annotations
 
@@ -35,27 +35,20 @@ def shared_images(sets: dict[str, Samples]) -> list[Overlap]:
     overlaps = []
     for first, second in combinations(sets, 2):
         a, b = positions[first], positions[second]
-        shared = [key for key in a if key in b]
+        shared = [(a[key], b[key]) for key in a if key in b]
         if shared:
-            overlaps.append(
-                Overlap(
-                    first,
-                    second,
-                    images=len(shared),
-                    in_first=sum(len(a[key]) for key in shared),
-                    in_second=sum(len(b[key]) for key in shared),
-                    examples=tuple((a[key][0], b[key][0]) for key in shared[:EXAMPLES]),
-                )
-            )
+            in_first, in_second = (sum(map(len, side)) for side in zip(*shared, strict=True))
+            examples = tuple((one[0], other[0]) for one, other in shared[:EXAMPLES])
+            overlaps.append(Overlap(first, second, len(shared), in_first, in_second, examples))
     return overlaps
 
 
 def _positions(samples: Samples) -> dict[bytes, list[int]]:
-    """Where each different image is, by a checksum of its bytes, shape and type."""
+    """The positions of each different image, by a checksum of its bytes, shape and type."""
     seed = hashlib.blake2b(repr((samples.shape, samples.x.dtype.str)).encode(), digest_size=16)
-    where: dict[bytes, list[int]] = {}
+    positions: dict[bytes, list[int]] = {}
     for i, image in enumerate(samples.x):
         digest = seed.copy()
         digest.update(np.ascontiguousarray(image).data)
-        where.setdefault(digest.digest(), []).append(i)
-    return where
+        positions.setdefault(digest.digest(), []).append(i)
+    return positions

@@ -1,4 +1,4 @@
-"""From a name to its samples: where sets are looked for, and which reader fits what lies there."""
+"""From a name to its samples: where sets are searched, and which reader fits the files found."""
 
 from __future__ import annotations
 
@@ -25,18 +25,11 @@ LAYOUTS = (
 
 
 @dataclass(frozen=True)
-class Description:
+class Description(Entry):
     """What is known of a set without reading it."""
 
-    name: str
-    what: str
-    path: Path | None  # None: built in, or not found
-    format: str  # "built in", "parquet", "LEAF", "cifar10", "stl10", "svhn", "trace" or "missing"
-    expects: str
-    downloadable: bool
-    size: int  # bytes to download
-    shape: tuple[int, ...]  # () where it is only known after reading
-    classes: int | None
+    path: Path | None = None  # None: built in, or not found
+    format: str = "missing"  # or "built in", "parquet", "LEAF", "cifar10", "stl10", "svhn", "trace"
 
 
 def search_roots(data: Path | None) -> list[Path]:
@@ -53,14 +46,14 @@ def download_root(data: Path | None) -> Path:
 
 def available(roots: Sequence[Path]) -> list[str]:
     """The known sets, then the user's own folders under these roots."""
-    own = {
+    user_sets = {
         folder.name
         for root in roots
         if root.is_dir()
         for folder in root.iterdir()
         if folder.name not in CATALOGUE and folder.is_dir() and _format(folder) is not None
     }
-    return [*CATALOGUE, *sorted(own)]
+    return [*CATALOGUE, *sorted(user_sets)]
 
 
 def locate(name: str, roots: Sequence[Path]) -> Path:
@@ -73,7 +66,7 @@ def locate(name: str, roots: Sequence[Path]) -> Path:
             raise DataError(f"the folder '{name}' holds no data set: expected there: {LAYOUTS}")
         return folder
     entry = CATALOGUE.get(name)
-    if entry is not None and entry.source == "embedded":
+    if _is_embedded(name):
         raise DataError(f"the data set '{name}' is built in and has no folder")
     for root in roots:
         if (root / name).is_dir() and (_format(root / name) is not None or (entry and entry.source == "trace")):
@@ -105,31 +98,26 @@ def class_names(name: str, roots: Sequence[Path]) -> list[str] | None:
 def describe(name: str, roots: Sequence[Path] | None = None) -> Description:
     """What a set is, where it lies and in which format. Never fails for a known name."""
     entry = CATALOGUE.get(name)
-    path: Path | None = None
     if entry is not None and entry.source == "embedded":
-        format_ = "built in"
-    else:
-        try:
-            path = locate(name, search_roots(None) if roots is None else roots)
-        except DataError:
-            if entry is None:
-                raise
-        format_ = "missing" if path is None else _format(path) or "trace"
-    if entry is None:
-        return Description(name, "a set of your own", path, format_, LAYOUTS, False, 0, (), None)
-    shape, classes = entry.shape, entry.classes
-    return Description(name, entry.what, path, format_, entry.expects, entry.downloadable, entry.size, shape, classes)
+        return Description(**vars(entry), format="built in")
+    try:
+        path = locate(name, search_roots(None) if roots is None else roots)
+    except DataError:
+        if entry is None:
+            raise
+        return Description(**vars(entry))
+    entry = entry or Entry(name, "a set of your own", LAYOUTS)
+    return Description(**vars(entry), path=path, format=_format(path) or "trace")
 
 
 def _public(name: str, roots: Sequence[Path], splits: Sequence[str]) -> Samples | None:
     parts = []
     for split in splits or _public_splits(name, roots):
         part = _split(name, split, roots)
+        if part is None and split == "train":
+            return None
         if part is None:
-            if split == "train":
-                return None
-            built_in = CATALOGUE.get(name) is not None and CATALOGUE[name].source == "embedded"
-            held = "train" if built_in else _splits(locate(name, roots))
+            held = "train" if _is_embedded(name) else _splits(locate(name, roots))
             raise DataError(
                 f"the public set '{name}' has no '{split}' split, which its public use names: it has {held}"
             )
@@ -146,11 +134,10 @@ def _public_splits(name: str, roots: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _split(name: str, split: str, roots: Sequence[Path]) -> Samples | None:
-    entry = CATALOGUE.get(name)
-    if entry is not None and entry.source == "trace":
+    if name in CATALOGUE and CATALOGUE[name].source == "trace":
         raise DataError(f"'{name}' is a device trace and holds no samples: it belongs under devices.trace")
-    if entry is not None and entry.source == "embedded":
-        return _embedded(name, split)
+    if _is_embedded(name):
+        return embedded.read(name, split)
     folder = locate(name, roots)
     match _format(folder):
         case "parquet":
@@ -162,15 +149,8 @@ def _split(name: str, split: str, roots: Sequence[Path]) -> Samples | None:
             return archives.read(folder, kind, split)
 
 
-def _embedded(name: str, split: str) -> Samples | None:
-    if split not in ("train", "test"):
-        return None
-    test = split == "test"
-    if name.startswith("letters"):
-        samples, part = None if test else embedded.letters(), 2
-    else:
-        samples, part = embedded.digits("test" if test else "train"), int(test)
-    return embedded.grainy(samples, part) if samples is not None and name.endswith("-grainy") else samples
+def _is_embedded(name: str) -> bool:
+    return name in CATALOGUE and CATALOGUE[name].source == "embedded"
 
 
 def _format(folder: Path) -> str | None:
@@ -190,13 +170,13 @@ def is_path(name: str) -> bool:
 
 
 def _not_found(name: str, entry: Entry | None, roots: Sequence[Path]) -> str:
-    places = ", ".join(str(root / name) for root in roots)
+    searched = ", ".join(str(root / name) for root in roots)
     if entry is not None:
         remedy = f"; `cpfl data get {name}` downloads it" if entry.downloadable else ""
-        return f"the data set '{name}' was not found at {places}: expected there: {entry.expects}{remedy}"
+        return f"the data set '{name}' was not found at {searched}: expected there: {entry.expects}{remedy}"
     near = difflib.get_close_matches(name, available(roots), n=1)
     meant = f"did you mean '{near[0]}'? " if near else ""
     return (
-        f"the data set '{name}' is unknown and was not found at {places}: {meant}"
+        f"the data set '{name}' is unknown and was not found at {searched}: {meant}"
         f"Known are {', '.join(CATALOGUE)}; a folder of your own holds {LAYOUTS}"
     )

@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError
-from cpfl.experiment import Experiment
 from cpfl.randomness import stream, streams
+from cpfl.settings import Experiment
 
 Index = NDArray[np.int64]
-NOBODY = -1  # in place of an owner
+NOBODY = -1  # the owner of a sample that no client holds
 
 
 @dataclass(frozen=True)
 class ClientIndex:
-    """One client's samples: what it trains on and what it judges the cohort's model by."""
+    """One client's samples: those it trains on and those it validates the cohort's model with."""
 
     training: Index
     validation: Index
 
 
 class Clients(Sequence[ClientIndex]):
-    """All clients, in columns: a population of a million is a few arrays."""
+    """The samples of all clients, as a few arrays whatever the number of clients."""
 
     def __init__(self, order: Index, starts: Index, held: NDArray[np.bool_]) -> None:
         self._order, self._starts, self._held = order, starts, held  # samples by client, and which ones validate
@@ -42,14 +42,13 @@ class Clients(Sequence[ClientIndex]):
     def __getitem__(self, client: Any) -> Any:
         if isinstance(client, slice):
             return [self[k] for k in range(*client.indices(len(self)))]
-        if not -len(self) <= client < len(self):
-            raise IndexError(client)
-        part = slice(self._starts[client], self._starts[client + 1 if client != -1 else len(self)])
+        client = range(len(self))[client]  # counts from the end, or raises IndexError
+        part = slice(self._starts[client], self._starts[client + 1])
         samples, held = self._order[part], self._held[part]
         return ClientIndex(samples[~held], samples[held])
 
     def held_out(self) -> tuple[Index, Index]:
-        """All validation samples, client after client, and whose each one is."""
+        """All validation samples, client after client, and the owner of each."""
         return self._order[self._held], np.repeat(np.arange(len(self)), self.validation_sizes)
 
     def label_counts(self, y: Index, classes: int, some: Index | None = None) -> NDArray[np.int64]:
@@ -57,13 +56,13 @@ class Clients(Sequence[ClientIndex]):
         chosen = np.arange(len(self)) if some is None else some
         sizes = self._starts[chosen + 1] - self._starts[chosen]
         before = np.cumsum(sizes) - sizes
-        places = np.arange(sizes.sum()) + np.repeat(self._starts[chosen] - before, sizes)
-        trains = ~self._held[places]
-        flat = np.repeat(np.arange(len(chosen)), sizes)[trains] * classes + y[self._order[places[trains]]]
+        positions = np.arange(sizes.sum()) + np.repeat(self._starts[chosen] - before, sizes)
+        trains = ~self._held[positions]
+        flat = np.repeat(np.arange(len(chosen)), sizes)[trains] * classes + y[self._order[positions[trains]]]
         return np.bincount(flat, minlength=len(chosen) * classes).reshape(len(chosen), classes)
 
-    def least_and_most(self, values: Index) -> tuple[Index, Index]:
-        """Of a value that every sample has, each client's least and most."""
+    def value_range(self, values: Index) -> tuple[Index, Index]:
+        """Of a value that every sample has, each client's lowest and highest."""
         held, starts = values[self._order], self._starts[:-1]  # no client is empty
         return np.minimum.reduceat(held, starts), np.maximum.reduceat(held, starts)
 
@@ -86,8 +85,8 @@ def split(experiment: Experiment, train: Samples) -> Clients:
         case "iid":
             owner = dealt(stream(seed, "split").permutation(len(train)), np.arange(clients), clients)
         case "shards":
-            turns = stream(seed, "split").permutation(clients * data.shards)
-            owner = dealt(np.argsort(train.y, kind="stable"), np.argsort(turns) // data.shards, len(turns))
+            order = stream(seed, "split").permutation(clients * data.shards)
+            owner = dealt(np.argsort(train.y, kind="stable"), np.argsort(order) // data.shards, len(order))
         case "column":
             owner = by_column(train, data.column, clients)
     owner = repair(owner, clients, seed)
@@ -114,7 +113,7 @@ def dirichlet(y: Index, clients: int, alpha: float, seed: int, remainder: str) -
 
 
 def dealt(samples: Index, receiver: Index, pieces: int) -> Index:
-    """Samples cut into pieces of equal size, give or take one; each goes to its receiver."""
+    """Samples in pieces whose sizes differ by at most one; each piece goes to its receiver."""
     sizes = np.full(pieces, len(samples) // pieces)
     sizes[: len(samples) % pieces] += 1
     owner = np.empty(len(samples), np.int64)
@@ -149,20 +148,20 @@ def repair(owner: Index, clients: int, seed: int) -> Index:
     return owner
 
 
-def held_back(experiment: Experiment, sizes: Index) -> Index:
-    """How many of so many samples validate."""
-    shares: Index = np.floor(experiment.data.validation * sizes + 1e-9).astype(np.int64)
-    shares[sizes < experiment.data.validation_minimum] = 0
-    return shares
+def validation_counts(experiment: Experiment, sizes: Index) -> Index:
+    """How many of so many samples validate, by client."""
+    counts: Index = np.floor(experiment.data.validation * sizes + 1e-9).astype(np.int64)
+    counts[sizes < experiment.data.validation_min_samples] = 0
+    return counts
 
 
 def hold_out(starts: Index, experiment: Experiment) -> NDArray[np.bool_]:
     """Which samples validate: a client with enough of them keeps a share."""
     sizes = np.diff(starts)
-    shares = held_back(experiment, sizes)
+    counts = validation_counts(experiment, sizes)
     held = np.zeros(starts[-1], np.bool_)
-    some = np.flatnonzero(shares)
+    some = np.flatnonzero(counts)
     for client, rng in zip(some.tolist(), streams(experiment.seed, "validation", some), strict=True):
         order = rng.permutation(int(sizes[client]))
-        held[starts[client] + order[: shares[client]]] = True
+        held[starts[client] + order[: counts[client]]] = True
     return held

@@ -17,10 +17,10 @@ PAD = 4  # random crop with this much black around the image
 HOLE = 16  # side of the square that cutout blanks
 NOWHERE = -HOLE  # a cutout centre that blanks nothing
 
-Plan = NDArray[np.int64]
+AugmentationPlan = NDArray[np.int64]
 
 
-def draw_plan(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> Plan:
+def draw_augmentation(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> AugmentationPlan:
     """Crop offset, flip and cutout centre of `count` images, (T, 5): small integers that any engine can apply."""
     _, height, width = shape
     ranges = (2 * PAD + 1, 2 * PAD + 1, 2, height, width)

@@ -1,21 +1,81 @@
-"""What a round that went to plan took: its length, CPU seconds and bytes, measured or as the fleet says."""
+"""What rounds cost: virtual seconds, CPU seconds and bytes, measured or as the fleet's devices say."""
 
 from __future__ import annotations
 
-from cpfl.federation.reports import Outcome
-from cpfl.federation.round_plan import Timing, Waste
-from cpfl.federation.selection import Cohort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpfl.devices.fleet import Fleet
+from cpfl.federation import optimizers
+from cpfl.federation.messages import RoundResult
+from cpfl.federation.selection.base import CohortInfo, participants_per_round
+from cpfl.settings import Federation
+
+Sizes = NDArray[np.int64]  # training samples by client
 
 
-def timing(cohort: Cohort, outcome: Outcome) -> Timing:
-    """Everybody's results are waited for."""
+@dataclass(frozen=True)
+class Waste:
+    """What clients spent on work that is discarded."""
+
+    cpu_seconds: float = 0.0
+    bytes: int = 0
+
+    def __add__(self, other: Waste) -> Waste:
+        return Waste(self.cpu_seconds + other.cpu_seconds, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """How long a round lasts and what is spent in it; the waste is part of the CPU seconds and bytes."""
+
+    seconds: float
+    slowest: int  # the client that all others waited for
+    cpu_seconds: float
+    bytes: int
+    waste: Waste = Waste()
+    repeats: int = 0  # attempts that returned too few results
+
+
+def observed_cost(cohort: CohortInfo, outcome: RoundResult) -> RoundCost:
+    """The cost of a round that waits for the results of all participants."""
     results = outcome.results
-    computing = {r.client: cohort.computing(r.client, r.steps) if r.computing is None else r.computing for r in results}
+    computing = {
+        r.client: cohort.compute_seconds(r.client, r.steps) if r.compute_seconds is None else r.compute_seconds
+        for r in results
+    }
     lasting = {
-        r.client: computing[r.client] + cohort.transferring(r.client) if r.lasting is None else r.lasting
+        r.client: computing[r.client] + cohort.transfer_seconds(r.client)
+        if r.total_seconds is None
+        else r.total_seconds
         for r in results
     }
     slowest = max(lasting, key=lambda client: lasting[client])
     seconds = lasting[slowest] if outcome.seconds is None else outcome.seconds
     sent = 2 * cohort.sent_bytes * len(results) if outcome.bytes is None else outcome.bytes
-    return Timing(seconds, slowest, sum(computing.values()), sent, Waste(), 0)
+    return RoundCost(seconds, slowest, sum(computing.values()), sent)
+
+
+def round_seconds(federation: Federation, fleet: Fleet, sizes: Sizes, model_bytes: int) -> NDArray[np.float64]:
+    """What a round takes each client of a cohort of several: the model down, its local work, the model up."""
+    everyone = CohortInfo(0, range(len(sizes)), federation, fleet, model_bytes, sizes)
+    size = optimizers.one_way_bytes(federation, model_bytes)
+    seconds = [
+        everyone.compute_seconds(c, everyone.steps(c)) + 2 * fleet.transfer_seconds(c, size) for c in everyone.clients
+    ]
+    return np.array(seconds)
+
+
+def round_cpu_seconds(
+    federation: Federation, fleet: Fleet, sizes: Sizes, cohorts: Sequence[Sequence[int]]
+) -> list[float]:
+    """What a round of each cohort will cost, on average over who takes part."""
+    everyone = CohortInfo(0, range(len(sizes)), federation, fleet, 0, sizes)
+    seconds = np.array([everyone.compute_seconds(client, everyone.steps(client)) for client in everyone.clients])
+    return [
+        participants_per_round(federation, len(members)) * float(seconds[np.asarray(members)].mean())
+        for members in cohorts
+    ]

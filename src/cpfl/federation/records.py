@@ -1,4 +1,4 @@
-"""What closing a round yields: its record, and the snapshots that fell due."""
+"""The record of a closed round, and the snapshots of models that are due with it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from cpfl.federation.round_plan import Waste
-from cpfl.federation.stopping import ROUNDING
+from cpfl.federation.accounting import Waste
+from cpfl.federation.stopping.rules import ROUNDING
 from cpfl.models import State
-from cpfl.setting_types import interval
+from cpfl.settings.types import interval
 
 
 @dataclass(frozen=True)
@@ -22,33 +22,33 @@ class RoundRecord:
     loss: float  # plain mean over participants
     validation: float | None  # plain mean over reporting participants
     reporting: int
-    average: float | None  # moving average of `validation`
-    best: bool  # the judged model became the one to keep
+    moving_average: float | None  # moving average of `validation`
+    best: bool  # its model is the best so far
     seconds: float  # virtual length of the round
     clock: float  # the cohort's virtual seconds after it
-    slowest: int  # the client everybody waited for
+    slowest: int  # the client that all others waited for
     cpu_seconds: float
     bytes: int
     samples: int
-    stop: str  # why the cohort ended with this round; empty: it did not
-    left_out: dict[int, str] = field(default_factory=dict)  # participants whose work is not in it, and why
-    repeats: int = 0  # attempts before it that brought too few results; all they cost is in this line
+    stop: str  # why the cohort stopped with this round; empty: it did not
+    excluded: dict[int, str] = field(default_factory=dict)  # participants whose work is not in the model, and why
+    repeats: int = 0  # earlier attempts that returned too few results; their cost is in this record
     stale: int = 0  # participants that had begun in an earlier round
-    wasted_cpu_seconds: float = 0.0  # of cpu_seconds, what came to nothing
+    wasted_cpu_seconds: float = 0.0  # of cpu_seconds, for work that was discarded
     wasted_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For a line of JSON."""
         return asdict(self)
 
-    def with_waste(self, lost: Waste) -> RoundRecord:
-        """With what else was spent to no avail."""
+    def with_waste(self, waste: Waste) -> RoundRecord:
+        """A copy with more waste."""
         return replace(
             self,
-            cpu_seconds=self.cpu_seconds + lost.cpu_seconds,
-            bytes=self.bytes + lost.bytes,
-            wasted_cpu_seconds=self.wasted_cpu_seconds + lost.cpu_seconds,
-            wasted_bytes=self.wasted_bytes + lost.bytes,
+            cpu_seconds=self.cpu_seconds + waste.cpu_seconds,
+            bytes=self.bytes + waste.bytes,
+            wasted_cpu_seconds=self.wasted_cpu_seconds + waste.cpu_seconds,
+            wasted_bytes=self.wasted_bytes + waste.bytes,
         )
 
 
@@ -63,21 +63,21 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Closed:
-    """What closing a round yields: its record, and snapshots that fell due."""
+class ClosedRound:
+    """What closing a round yields."""
 
     record: RoundRecord
     snapshots: list[Snapshot]
 
 
 def due(every: str, before: Snapshot, after: Snapshot, last: bool) -> list[Snapshot]:
-    """Every so many rounds, or the model that was current when a multiple of so many hours passed; and the last."""
+    """The snapshots between two moments: every so many rounds or hours, and the last model."""
     if not every:
         return []
     kind, size = interval(every)
     found = []
     passed = kind == "seconds" and _passed(after.clock, size) > _passed(before.clock, size)
-    if passed and before.round:  # the common start is kept anyway
+    if passed and before.round:  # the common initial model is kept anyway
         found.append(before)
     if last or (kind == "rounds" and after.round % size == 0):
         found.append(after)

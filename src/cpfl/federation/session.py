@@ -1,11 +1,12 @@
 """One cohort's federated training as a state machine, sans-IO.
 
-The session says what to train and is told what came back; engines do the work in between. So selection, aggregation,
+The session says what to train and takes in the results; engines do the work in between. So selection, aggregation,
 stopping, clock and accounting are written once, for a simulation and for a real fleet.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,24 +16,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpfl.cohorts.members import Members
-from cpfl.devices import Fleet
-from cpfl.experiment import Experiment
-from cpfl.federation import accounting, averaging, enough, parts, records
-from cpfl.federation.buffered import Buffered
-from cpfl.federation.memory import Memory
-from cpfl.federation.records import Closed, RoundRecord, Snapshot
-from cpfl.federation.reports import ClientResult, Origin, Outcome, Work
-from cpfl.federation.round_plan import Plan, Planner, Waste
-from cpfl.federation.rounds import Rounds
-from cpfl.federation.selection import Cohort
-from cpfl.federation.stopping import Plateau, reason_to_stop
+from cpfl.devices.fleet import Fleet
+from cpfl.federation import accounting, optimizers, records
+from cpfl.federation.accounting import Waste
+from cpfl.federation.messages import ClientResult, Origin, RoundRequest, RoundResult
+from cpfl.federation.optimizers.state import AlgorithmState
+from cpfl.federation.records import ClosedRound, RoundRecord, Snapshot
+from cpfl.federation.rounds.buffered import Buffered
+from cpfl.federation.rounds.plan import RoundPlan, RoundPlanner
+from cpfl.federation.rounds.synchronous import Synchronous
+from cpfl.federation.selection.base import CohortInfo
+from cpfl.federation.stopping.rules import limit_reached
 from cpfl.models import State
+from cpfl.models.averaging import ema
+from cpfl.settings import Experiment
+from cpfl.settings.choices import STOPPING_RULES
 
-__all__ = ["ClientResult", "Closed", "Origin", "Outcome", "RoundRecord", "Session", "Snapshot", "Work"]
+__all__ = ["ClientResult", "ClosedRound", "Origin", "RoundRecord", "RoundRequest", "RoundResult", "Session", "Snapshot"]
 
 
 class Session:
-    """A cohort on its way from the common start to its teacher model."""
+    """The training of one cohort, from the common initial model to its teacher model."""
 
     def __init__(
         self,
@@ -42,119 +46,116 @@ class Session:
         fleet: Fleet,
         model_bytes: int,
         start: State,
-        sizes: NDArray[np.int64] | None = None,  # training samples of all clients: to plan rounds that may go wrong
+        sizes: NDArray[np.int64] | None = None,  # training samples of all clients: to plan rounds that can fail
     ) -> None:
         self.cohort, self.clients = cohort, Members(clients)
         self.model = start
         self.round, self.clock, self.cpu_seconds, self.bytes, self.samples = 0, 0.0, 0.0, 0, 0
         self.stopped = ""  # the reason, once it has
-        self.legs = 0  # stopping rule joint: those that are over and judged
-        hours = experiment.stopping.cpu_hours
+        self._stop_request = ""
+        self.best_round = 0  # the last round whose model was the best so far; 0: none
+        self.phases = 0  # stopping rule joint: phases that have ended and were evaluated
+        hours = experiment.stopping.max_cpu_hours
         share = len(self.clients) / experiment.clients
-        self.allowed = hours * 3600 * share if hours else math.inf  # CPU seconds; joint shares them out otherwise
-        self.memory = Memory()
+        self.cpu_budget = hours * 3600 * share if hours else math.inf  # CPU seconds; joint shares them otherwise
+        self.algorithm_state = AlgorithmState()
         self._experiment = experiment
-        self._plateau = Plateau(experiment.stopping.window)
+        self._rule = STOPPING_RULES.build(experiment.stopping.rule, experiment.stopping.rule_args, experiment.stopping)
         self._kept: State | None = None
         self._average = start
         known = np.zeros(0, np.int64) if sizes is None else sizes
-        size = parts.one_way_bytes(experiment.federation, model_bytes)
-        self._about = Cohort(cohort, self.clients, experiment.federation, fleet, size, known)
-        enough.check(self._about, experiment.devices.crash_rate)
-        kind = Buffered if experiment.federation.buffer else Rounds
-        self._planner: Planner = kind(self._about, experiment.devices.crash_rate, experiment.seed)
-        self._plans: dict[int, Plan] = {}  # of rounds that are not closed
+        size = optimizers.one_way_bytes(experiment.federation, model_bytes)
+        self._info = CohortInfo(cohort, self.clients, experiment.federation, fleet, size, known)
+        kind = Buffered if experiment.federation.buffer_size else Synchronous
+        self._planner: RoundPlanner = kind(self._info, experiment.devices.crash_rate, experiment.seed)
+        self._plans: dict[int, RoundPlan] = {}  # of rounds that are not closed
 
-    def open_round(self) -> Work:
-        """What to do next."""
+    def open_round(self) -> RoundRequest:
+        """The next round to train."""
         assert not self.idle, "a session that has stopped or waits opens no round"
         number, planner = self.round + 1, self._planner
-        plan = self._planned(number)
-        return Work(
+        plan = self._plan(number)
+        return RoundRequest(
             cohort=self.cohort,
             round=number,
             participants=plan.participants,
             model=self.model,
-            memory=self.memory,
-            size=len(self.clients),
+            algorithm_state=self.algorithm_state,
+            cohort_size=len(self.clients),
             steps=plan.steps,
             origins={client: Origin(began, planner.model(began)) for client, began in plan.stale.items()},
-            rule=planner.rule,
-            squares=planner.squares,
+            aggregation=planner.aggregation,
+            squared_losses=planner.squared_losses,
         )
 
     def participants(self, number: int) -> list[int]:
-        """Who takes part in a round; nobody after the last there can be, nor before it can be known: a selection that
-        needs the last round's outcome is asked again when that is closed."""
-        e = self._experiment
-        if number > min(e.max_rounds, self._leg_end, e.stopping.rounds if e.stopping.rule == "rounds" else number):
+        """Who takes part in a round. Nobody after the last round there can be, nor before it is known: a selection that
+        needs the results of the last round selects when that is closed."""
+        if number > min(self._experiment.max_rounds, self._phase_end, self._rule.last_round):
             return []
-        return self._planned(number).participants if self._planner.ahead or number == self.round + 1 else []
+        return self._plan(number).participants if self._planner.plans_ahead or number == self.round + 1 else []
 
     def steps(self, number: int) -> dict[int, int]:
         """The participants of a round that do only so many of their steps."""
-        return self._planned(number).steps
+        return self._plan(number).steps
 
-    def _planned(self, number: int) -> Plan:
+    def _plan(self, number: int) -> RoundPlan:
         if number not in self._plans:
             self._plans[number] = self._planner.plan(number, self.clock)
         return self._plans[number]
 
-    def close_round(self, outcome: Outcome) -> Closed:
-        """Advance the clock, adopt the new model, judge it, decide whether to go on."""
-        results = outcome.results
+    def close_round(self, outcome: RoundResult) -> ClosedRound:
+        """Advance the clock, adopt the new model, and decide whether to stop."""
+        results, number = outcome.results, self.round + 1
         reports = [r.validation for r in results if r.validation is not None]
-        value = sum(reports) / len(reports) if reports else None
-        average, best = self._plateau.judge(self.round + 1, value)
-        if best:  # the judged model is the one that is kept
-            self._kept = outcome.model
+        loss = sum(reports) / len(reports) if reports else None
 
-        plan = self._planned(self.round + 1)
-        timing = plan.timing or accounting.timing(self._about, outcome)
-        seconds, cpu_seconds, sent, waste = timing.seconds, timing.cpu_seconds, timing.bytes, timing.waste
-        self._planner.close(plan, self.round + 1, self.model, results, seconds, self.clock + seconds)
-        del self._plans[self.round + 1]
+        plan = self._plan(number)
+        cost = plan.cost or accounting.observed_cost(self._info, outcome)
+        clock, cpu_seconds = self.clock + cost.seconds, self.cpu_seconds + cost.cpu_seconds
+        self._planner.close(plan, number, self.model, results, cost.seconds, clock)
+        del self._plans[number]
+        decision = self._rule.update(number, loss, clock, cpu_seconds)
+        if decision.best:
+            self._kept, self.best_round = outcome.model, number
 
         before = Snapshot(self.cohort, self.round, self.clock, self._shown)
         self.model = outcome.model
         if self._averages:
-            share = 1 / min(self.round + 1, self._experiment.stopping.late)
-            self._average = averaging.blended(self._average, self.model, share)
-        self.memory = self.memory.after(outcome.memory)
-        self.round += 1
-        self.clock += seconds
-        self.cpu_seconds += cpu_seconds
-        self.bytes += sent
+            self._average = ema(self._average, self.model, 1 / min(number, self._experiment.stopping.ema_rounds))
+        self.algorithm_state = self.algorithm_state.updated(outcome.algorithm_state)
+        self.round, self.clock, self.cpu_seconds = number, clock, cpu_seconds
+        self.bytes += cost.bytes
         trained = sum(r.samples for r in results)
         self.samples += trained
-        self.stopped = self._reason_to_stop(seconds, cpu_seconds)
+        self.stopped = decision.stop or self._limit_reached(cost.seconds, cost.cpu_seconds)
         record = RoundRecord(
             cohort=self.cohort,
             round=self.round,
             participants=[r.client for r in results],
             loss=sum(r.loss for r in results) / len(results),
-            validation=value,
+            validation=loss,
             reporting=len(reports),
-            average=average,
-            best=best,
-            seconds=seconds,
+            moving_average=decision.moving_average,
+            best=decision.best,
+            seconds=cost.seconds,
             clock=self.clock,
-            slowest=timing.slowest,
-            cpu_seconds=cpu_seconds,
-            bytes=sent,
+            slowest=cost.slowest,
+            cpu_seconds=cost.cpu_seconds,
+            bytes=cost.bytes,
             samples=trained,
             stop=self.stopped,
-            left_out=outcome.left_out,
-            repeats=timing.repeats,
+            excluded=outcome.excluded,
+            repeats=cost.repeats,
             stale=len(plan.stale),
-            wasted_cpu_seconds=waste.cpu_seconds,
-            wasted_bytes=waste.bytes,
+            wasted_cpu_seconds=cost.waste.cpu_seconds,
+            wasted_bytes=cost.waste.bytes,
         )
-        return Closed(self._ended(record), self._due(before))
+        return ClosedRound(self._with_unfinished(record), self._due(before))
 
-    def _ended(self, record: RoundRecord) -> RoundRecord:
-        """What is still under way when a cohort stops comes to nothing."""
-        lost = self._planner.under_way(self.clock) if self.stopped else Waste()
+    def _with_unfinished(self, record: RoundRecord) -> RoundRecord:
+        """The record with the work that is discarded because it is unfinished when a cohort stops."""
+        lost = self._planner.unfinished(self.clock) if self.stopped else Waste()
         if lost == Waste():
             return record
         self.cpu_seconds += lost.cpu_seconds
@@ -162,91 +163,96 @@ class Session:
         return record.with_waste(lost)
 
     @property
-    def paused(self) -> bool:
-        """At the end of a leg, waiting for the federation to be judged."""
-        return not self.stopped and self.round >= self._leg_end
+    def waiting(self) -> bool:
+        """At the end of a phase, waiting until all cohorts are evaluated."""
+        return not self.stopped and self.round >= self._phase_end
 
     @property
     def idle(self) -> bool:
-        """Nothing to do for an engine now: it has stopped, or waits."""
-        return bool(self.stopped) or self.paused
+        """Nothing to train now: it has stopped, or waits."""
+        return bool(self.stopped) or self.waiting
 
-    def go_on(self, closed: Closed, clock: float, cpu_seconds: float, allowed: float = math.inf) -> Closed:
-        """The judgement, over at this moment and paid for with so much, asks for another leg: unless a limit speaks
-        against it, such as what all rounds may cost from now on. What the last round of the leg had yielded, and what
-        the wait adds to it."""
+    def continue_training(
+        self, closed: ClosedRound, clock: float, cpu_seconds: float, cpu_budget: float = math.inf
+    ) -> ClosedRound:
+        """Begin another phase after an evaluation, unless a limit is reached.
+
+        Parameters
+        ----------
+        closed
+            The last round of the phase. The result is the same round with what the wait adds to it.
+        clock, cpu_seconds
+            When the evaluation ended, and what it cost this cohort.
+        cpu_budget
+            CPU seconds that the cohort may spend in all from now on.
+        """
         arrived, record = self.clock, closed.record
-        self.legs += 1
-        self.clock, self.cpu_seconds, self.allowed = clock, self.cpu_seconds + cpu_seconds, allowed
-        self.stopped = self._reason_to_stop(record.seconds, record.cpu_seconds)
+        self.phases += 1
+        self.clock, self.cpu_seconds, self.cpu_budget = clock, self.cpu_seconds + cpu_seconds, cpu_budget
+        self.stopped = self._limit_reached(record.seconds, record.cpu_seconds)
         return self._waited(closed, arrived)
 
-    def stop(self, closed: Closed, reason: str, clock: float | None = None) -> Closed:
-        """End with the leg: as the judgement says that is over at this moment, or without one."""
+    def stop(self, closed: ClosedRound, reason: str, clock: float | None = None) -> ClosedRound:
+        """Stop at the end of a phase: because of an evaluation that ended at `clock`, or without one."""
         arrived = self.clock
         self.clock, self.stopped = arrived if clock is None else clock, reason
         return self._waited(closed, arrived)
 
-    def _waited(self, closed: Closed, arrived: float) -> Closed:
-        """The round ended when it did, whatever came after; but a moment to keep the model may have passed since."""
+    def _waited(self, closed: ClosedRound, arrived: float) -> ClosedRound:
+        """The round with its own end, and with a snapshot if one became due while the cohort waited."""
         kept = {snapshot.round for snapshot in closed.snapshots}
         due = self._due(Snapshot(self.cohort, self.round, arrived, self._shown)) if self.round not in kept else []
         snapshots = [replace(snapshot, clock=arrived) for snapshot in due[:1]]
-        return Closed(self._ended(replace(closed.record, stop=self.stopped)), [*closed.snapshots, *snapshots])
+        return ClosedRound(
+            self._with_unfinished(replace(closed.record, stop=self.stopped)), [*closed.snapshots, *snapshots]
+        )
 
     @property
     def alone(self) -> bool:
         """A cohort of one client has neither traffic nor transfer time."""
         return len(self.clients) == 1
 
-    @property
-    def best_round(self) -> int:
-        """The round in which the moving average made its last new minimum; 0: never."""
-        return self._plateau.best_round
-
     def teacher(self) -> State:
-        """The model this cohort contributes: the best by validation, else the newest or the average of late ones; joint
-        judges one of those."""
-        stopping = self._experiment.stopping
-        if stopping.keep == "best" and stopping.rule != "joint" and self._kept is not None:
+        """The model that this cohort contributes: the best by validation, else the newest or the moving average of late
+        ones; joint evaluates one of those two."""
+        together = not math.isinf(self._rule.eval_interval)
+        if self._experiment.stopping.keep == "best" and not together and self._kept is not None:
             return self._kept
         return self._shown
 
     def state(self) -> tuple[dict[str, State], dict[str, Any]]:
-        """Models and numbers from which the session goes on exactly as it would have."""
+        """Models and numbers from which the session continues exactly as it would have."""
         states, newest = {"model": self.model}, self._kept is self.model
         if self._kept is not None and not newest:
             states["kept"] = self._kept
         if self._averages:
             states["average"] = self._average
-        states |= self.memory.states()
+        states |= self.algorithm_state.states()
         numbers = {key: getattr(self, key) for key in _NUMBERS}
         older, planned = self._planner.state()
         states |= {f"{_OLDER}{number}": model for number, model in older.items()}
-        if self.legs and not math.isinf(self.allowed):
-            numbers["allowed"] = self.allowed
-        known = {"legs": self.legs, "kept_is_newest": newest, "plateau": self._plateau.state(), "planner": planned}
-        return states, numbers | known
+        if self.phases and not math.isinf(self.cpu_budget):
+            numbers["cpu_budget"] = self.cpu_budget
+        rule = copy.deepcopy(self._rule.state())  # a user's rule may continue to write into its own
+        return states, numbers | {"kept_is_newest": newest, "rule": rule, "planner": planned}
 
     def restore(self, states: dict[str, State], numbers: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.model = states["model"]
         self._average = states.get("average", self.model)
-        self.memory = Memory.of(states)
+        self.algorithm_state = AlgorithmState.from_states(states)
         self._kept = self.model if numbers["kept_is_newest"] else states.get("kept")
         for key in _NUMBERS:
             setattr(self, key, numbers[key])
-        self.legs = numbers.get("legs", 0)  # runs of the other rules may be older than this number
-        self.allowed = numbers.get("allowed", self.allowed)
-        self._plateau.restore(numbers["plateau"])
+        self.cpu_budget = numbers.get("cpu_budget", self.cpu_budget)
+        self._rule.restore(copy.deepcopy(numbers["rule"]))
         older = {int(kind.removeprefix(_OLDER)): one for kind, one in states.items() if kind.startswith(_OLDER)}
         self._plans.clear()
-        if "planner" in numbers:  # a run may be older than this
-            self._planner.restore(older, numbers["planner"])
+        self._planner.restore(older, numbers["planner"])
 
     @property
     def _averages(self) -> bool:
-        return self._experiment.stopping.keep == "average"
+        return self._experiment.stopping.keep == "ema"
 
     @property
     def _shown(self) -> State:
@@ -254,22 +260,25 @@ class Session:
         return self._average if self._averages else self.model
 
     @property
-    def _leg_end(self) -> float:
-        """The round at which it waits next."""
-        stopping = self._experiment.stopping
-        return (self.legs + 1) * stopping.every if stopping.rule == "joint" else math.inf
+    def _phase_end(self) -> float:
+        """The round after which it waits next."""
+        return (self.phases + 1) * self._rule.eval_interval
 
-    def _reason_to_stop(self, seconds: float, cpu_seconds: float) -> str:
+    def request_stop(self, reason: str) -> None:
+        """Stop with the next round that is closed."""
+        self._stop_request = reason
+
+    def _limit_reached(self, seconds: float, cpu_seconds: float) -> str:
+        if self._stop_request:
+            return self._stop_request
         e, last = self._experiment, (seconds, cpu_seconds)
-        allowed = math.inf if self.round >= self._leg_end else self.allowed  # a judgement shares out anew
-        return reason_to_stop(
-            e.stopping, e.max_rounds, self.round, self._plateau, self.clock, self.cpu_seconds, last, allowed
-        )
+        budget = math.inf if self.round >= self._phase_end else self.cpu_budget  # an evaluation shares it anew
+        return limit_reached(e.stopping, e.max_rounds, self.round, self.clock, self.cpu_seconds, last, budget)
 
     def _due(self, before: Snapshot) -> list[Snapshot]:
         after = Snapshot(self.cohort, self.round, self.clock, self._shown)
         return records.due(self._experiment.snapshots, before, after, bool(self.stopped))
 
 
-_OLDER = "began-"  # kinds of models that work under way began with
-_NUMBERS = ("round", "clock", "cpu_seconds", "bytes", "samples", "stopped")
+_OLDER = "began-"  # names of models that pending work began with
+_NUMBERS = ("round", "clock", "cpu_seconds", "bytes", "samples", "stopped", "best_round", "phases")

@@ -1,1 +1,1 @@
-"""Sums of label counts that tell nothing of a single client."""
+"""Sums of label counts that reveal nothing of a single client; how the counts are used is in `distillation`."""

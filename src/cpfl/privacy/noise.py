@@ -1,8 +1,8 @@
-"""Noise on a sum for (ε, δ) differential privacy of single samples, added by the clients in shares.
+"""Noise on a sum for (ε, δ) differential privacy of single samples; every client adds a share of it.
 
 A sample more or less changes one count by one. Discrete Gaussian noise of deviation σ on every count is then
 ρ-zero-concentrated private with ρ = 1 / 2σ², and so (ρ + 2·√(ρ ln 1/δ), δ) private (Bun & Steinke 2016). No client and
-no server knows all of the noise: as many clients as must stay to the end bring enough of it together.
+no server knows all of the noise: the clients that must stay to the end add enough of it together.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-SMALLEST = 1.0  # a share's deviation: below it, shares no longer add up to what one draw would be (Kairouz et al. 2021)
+MIN_DEVIATION = 1.0  # of a share: smaller ones do not add up to one discrete Gaussian (Kairouz et al. 2021)
 
 
 def deviation(epsilon: float, delta: float) -> float:
-    """The σ of the whole noise for these promises."""
+    """The σ of the whole noise that gives (ε, δ) privacy."""
     log = math.log(1 / delta)
     return 1 / math.sqrt(2) / (math.sqrt(log + epsilon) - math.sqrt(log))
 
 
-def share(epsilon: float, delta: float, members: int, size: int, source: random.Random) -> NDArray[np.int64]:
-    """One member's part of the noise, so that `members` of them make all of it; real ones draw from SystemRandom."""
-    sigma = max(deviation(epsilon, delta) / math.sqrt(members), SMALLEST)
+def share(epsilon: float, delta: float, clients: int, size: int, source: random.Random) -> NDArray[np.int64]:
+    """One client's part of the noise; `clients` of them make all of it. Real clients draw from SystemRandom."""
+    sigma = max(deviation(epsilon, delta) / math.sqrt(clients), MIN_DEVIATION)
     variance = Fraction(sigma**2)
     return np.array([_discrete_gaussian(variance, source) for _ in range(size)], np.int64)
 

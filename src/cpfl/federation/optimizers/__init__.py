@@ -1,0 +1,64 @@
+"""How clients learn and how their models become one: client and server optimizers; engines call them."""
+
+from __future__ import annotations
+
+from cpfl.errors import SettingError
+from cpfl.federation.optimizers import schedule
+from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
+from cpfl.federation.optimizers.server import FedAvg
+from cpfl.settings import Federation
+from cpfl.settings.choices import CLIENT_OPTIMIZERS, SERVER_OPTIMIZERS
+
+
+def client_optimizer(federation: Federation) -> ClientOptimizer:
+    """How clients learn."""
+    return CLIENT_OPTIMIZERS.build(federation.client, federation.client_args, federation)
+
+
+def server_optimizer(federation: Federation) -> ServerOptimizer:
+    """How their models become one."""
+    return SERVER_OPTIMIZERS.build(federation.server, federation.server_args, federation)
+
+
+def one_way_bytes(federation: Federation, model_bytes: int) -> int:
+    """What travels to a client, and back: the model, and what the client optimizer sends with it."""
+    return model_bytes * client_optimizer(federation).traffic
+
+
+def check(federation: Federation, participants: int | None = None) -> None:
+    """Refuse optimizers that do not exist or do not go together, before anything is written.
+
+    `participants` is how many clients of the smallest cohort take part in a round, where that is known.
+    """
+    client, server = client_optimizer(federation), server_optimizer(federation)
+    schedule.schedule(federation)
+    if problem := _conflict(federation, client, server):
+        raise SettingError(problem)
+    if participants is not None and (problem := server.shortage(participants, "the smallest cohort has at most")):
+        raise SettingError(problem)
+
+
+def _conflict(federation: Federation, client: ClientOptimizer, server: ServerOptimizer) -> str:
+    """What does not go together, in one sentence; built-in optimizers were refused before, these are a user's."""
+    client_name, server_name = (
+        f"federation.client = {federation.client!r}",
+        f"federation.server = {federation.server!r}",
+    )
+    if server.needs_all_models and federation.weights != "equal":
+        return f'{server_name} needs every update and counts all alike: federation.weights must be "equal"'
+    ages, kind, own = federation.mixes_ages, type(server), []
+    if ages and (client.has_client_state or server.needs_all_models):
+        name = client_name if client.has_client_state else server_name
+        return f"{name} needs clients of one round: it does not go with {ages}"
+    if kind.weight is not ServerOptimizer.weight:
+        own.append("weight")
+    if kind.update_scale is not ServerOptimizer.update_scale:
+        own.append("update_scale")
+    if ages and own:  # age and federation.weights alone say how much an update counts there
+        return (
+            f"{server_name} has its own {' and '.join(own)}, which ignores the age of updates: "
+            f"it does not go with {ages}"
+        )
+    if type(client).correct_model is not ClientOptimizer.correct_model and not isinstance(server, FedAvg):
+        return f'{client_name} has a server step of its own: federation.server must be "mean"'
+    return ""

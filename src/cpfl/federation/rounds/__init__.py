@@ -1,0 +1,1 @@
+"""How a round proceeds: stragglers, crashes, absence and buffered updates, all planned before anybody trains."""

@@ -1,0 +1,164 @@
+"""A round's plan, made before it is trained: whose results count, how long it lasts, what is discarded.
+
+Engines train only what counts; waste is accounted, not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cpfl.errors import SettingError
+from cpfl.federation.accounting import RoundCost, Waste
+from cpfl.federation.messages import ClientResult
+from cpfl.federation.optimizers import server_optimizer
+from cpfl.federation.selection.base import CohortInfo, participants_per_round
+from cpfl.models import State
+from cpfl.randomness import stream
+
+MAX_ATTEMPTS = 1000  # at a round, after which it fails
+
+
+@dataclass(frozen=True)
+class ClientOutcome:
+    """What becomes of one selected client: its results arrive, or it crashes or leaves."""
+
+    client: int
+    steps: int
+    lasts: float  # virtual seconds until its results have arrived, or it is lost
+    arrives: bool
+    computing: float  # CPU seconds of its steps
+    download: float  # virtual seconds before it can compute
+    crashed: bool = False  # and so does not arrive
+
+    def spent(self, seconds: float) -> float:
+        """CPU seconds that it has spent so many seconds after it began."""
+        if self.arrives and seconds >= self.lasts:
+            return self.computing
+        return max(0.0, min(self.computing, min(seconds, self.lasts) - self.download))
+
+    def wasted(self, seconds: float, model_bytes: int) -> Waste:
+        """What is wasted if it is discarded so many seconds after it began: it received the model, and has sent its own
+        if it had arrived by then."""
+        sent = self.arrives and self.lasts <= seconds
+        return Waste(self.spent(seconds), model_bytes * (1 + sent))
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Work that outlasts the round in which it began."""
+
+    round: int  # whose model it began from
+    began: float  # on the cohort's clock
+    outcome: ClientOutcome
+
+    @property
+    def ends(self) -> float:
+        """When it arrives or is lost."""
+        return self.began + self.outcome.lasts
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """One round: whose results count, in client order."""
+
+    participants: list[int]
+    steps: dict[int, int] = field(default_factory=dict)  # of clients that do not do all of theirs
+    stale: dict[int, int] = field(default_factory=dict)  # of clients that began in an earlier round: which
+    cost: RoundCost | None = None  # None: all clients stay and are waited for, so the results say
+    pending: list[Pending] = field(default_factory=list)  # work that continues after the round
+
+
+class RoundPlanner:
+    """Plans the rounds of one cohort, one after the other, and keeps the work that outlasts a round."""
+
+    plans_ahead = False  # the next round can be planned before the last is closed
+    squared_losses = False  # clients report squared losses
+    aggregation = "mean"  # how results become a model: mean, refl or fedbuff (staleness.py)
+
+    def __init__(self, cohort: CohortInfo, crash_rate: float, seed: int) -> None:
+        self._cohort, self._settings, self._crash_rate, self._seed = cohort, cohort.federation, crash_rate, seed
+        self._pending: list[Pending] = []
+        self._models: dict[int, State] = {}  # with which the rounds of pending work began
+        check_min_results(cohort, crash_rate)
+
+    def plan(self, number: int, clock: float) -> RoundPlan:
+        """The round of this number that begins at this time: always the same until a round is closed."""
+        raise NotImplementedError
+
+    def close(
+        self, plan: RoundPlan, number: int, model: State, results: Sequence[ClientResult], seconds: float, clock: float
+    ) -> None:
+        """End a round that began with this model, lasted so many seconds and ended at `clock`."""
+        self._pending = plan.pending
+        models = {**self._models, number: model}
+        self._models = {one.round: models[one.round] for one in plan.pending}
+
+    def model(self, number: int) -> State:
+        """The model with which an earlier round began, as long as work from it is pending."""
+        return self._models[number]
+
+    def unfinished(self, clock: float) -> Waste:
+        """What is wasted if the cohort stops now."""
+        waste = Waste()
+        for one in self._pending:
+            # `ends` and `lasts` may round differently: what has arrived by the clock is decided by the former
+            sent = one.outcome.arrives and one.ends <= clock
+            waste += Waste(one.outcome.spent(clock - one.began), self._cohort.sent_bytes * (1 + sent))
+        return waste
+
+    def state(self) -> tuple[dict[int, State], dict[str, Any]]:
+        """Models and numbers from which it continues."""
+        return dict(self._models), {"pending": [asdict(one) for one in self._pending]}
+
+    def restore(self, models: dict[int, State], numbers: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self._models = dict(models)
+        self._pending = [
+            Pending(one["round"], one["began"], ClientOutcome(**one["outcome"])) for one in numbers["pending"]
+        ]
+
+    def _predict(self, client: int, steps: int, clock: float, round: int, attempt: int) -> ClientOutcome:
+        """A client that crashes or leaves loses all it did; its connection breaks, so the server knows at once."""
+        cohort = self._cohort
+        computing, transfer = cohort.compute_seconds(client, steps), cohort.transfer_seconds(client)
+        lasts, crashed, download = computing + transfer, False, transfer / 2
+        if self._crash_rate:
+            rng = stream(self._seed, "crash", client, round, attempt)
+            if rng.random() < self._crash_rate:
+                lasts, crashed = download + float(rng.random()) * computing, True
+        leaves = cohort.available_until(client, clock) - clock
+        if leaves < lasts:
+            return ClientOutcome(client, steps, leaves, False, computing, download)
+        return ClientOutcome(client, steps, lasts, not crashed, computing, download, crashed)
+
+    def _cost(
+        self, outcomes: Sequence[ClientOutcome], seconds: float, slowest: int, waste: Waste, repeats: int
+    ) -> RoundCost:
+        """What a round costs in which these outcomes count."""
+        return RoundCost(
+            seconds=seconds,
+            slowest=slowest,
+            cpu_seconds=sum(outcome.computing for outcome in outcomes) + waste.cpu_seconds,
+            bytes=2 * self._cohort.sent_bytes * len(outcomes) + waste.bytes,
+            waste=waste,
+            repeats=repeats,
+        )
+
+
+def check_min_results(cohort: CohortInfo, crash_rate: float) -> None:
+    """Refuse a cohort in which a round may return fewer results than its server optimizer needs."""
+    settings, name = cohort.federation, f"cohort {cohort.number}"
+    most = settings.buffer_size or participants_per_round(settings, len(cohort.clients))
+    server = server_optimizer(settings)
+    if problem := server.shortage(most, f"{name} has"):
+        raise SettingError(problem)
+    least = server.min_results
+    loses = crash_rate or settings.deadline or cohort.fleet.availability is not None
+    if loses and not settings.buffer_size and settings.min_results < least:
+        raise SettingError(
+            f"federation.min_results = {settings.min_results} lets a round of {name} count with fewer than the {least} "
+            f"results that federation.server = {settings.server!r} needs, and rounds here can lose clients: "
+            f"allowed are {least} to {most}"
+        )

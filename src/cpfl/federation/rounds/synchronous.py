@@ -1,0 +1,195 @@
+"""Synchronous rounds, and what can go wrong in them: stragglers, deadlines, absence and crashes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpfl.cohorts.members import Members
+from cpfl.errors import CpflError, SettingError
+from cpfl.federation.accounting import Waste
+from cpfl.federation.messages import ClientResult
+from cpfl.federation.rounds.availability import first_time_together, horizon
+from cpfl.federation.rounds.plan import MAX_ATTEMPTS, ClientOutcome, Pending, RoundPlan, RoundPlanner
+from cpfl.federation.selection.base import CohortInfo, participants_per_round
+from cpfl.federation.stopping.rules import ROUNDING
+from cpfl.models import State
+from cpfl.randomness import stream
+from cpfl.settings.choices import SELECTIONS
+
+DAY = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How one attempt at a round proceeds, in seconds since it began."""
+
+    seconds: float
+    slowest: int  # the client that all others waited for
+    counted: list[ClientOutcome]  # in client order
+    others: list[ClientOutcome]
+
+
+def attempt(outcomes: Sequence[ClientOutcome], needed: int, deadline: float) -> Attempt:
+    """The first `needed` clients to arrive count, and the round ends with the last of them. If fewer arrive, it ends
+    when all have arrived or are lost, or at the deadline (0: none)."""
+    limit = deadline + ROUNDING if deadline else math.inf
+    order = sorted(outcomes, key=lambda outcome: (outcome.lasts, outcome.client))
+    counted = [outcome for outcome in order if outcome.arrives and outcome.lasts <= limit][:needed]
+    last = order[-1]
+    if len(counted) == needed:
+        last, seconds = counted[-1], counted[-1].lasts
+    else:
+        seconds = last.lasts if last.lasts <= limit else deadline
+    counted.sort(key=lambda outcome: outcome.client)
+    clients = {outcome.client for outcome in counted}
+    return Attempt(seconds, last.client, counted, [outcome for outcome in outcomes if outcome.client not in clients])
+
+
+class Synchronous(RoundPlanner):
+    """Plans the rounds of one cohort."""
+
+    def __init__(self, cohort: CohortInfo, crash_rate: float, seed: int) -> None:
+        super().__init__(cohort, crash_rate, seed)
+        settings = self._settings
+        self._members = Members(cohort.clients)
+        self._needed = participants_per_round(settings, len(cohort.clients))
+        if settings.min_results > self._needed:
+            raise SettingError(
+                f"federation.min_results = {settings.min_results} is more than the {self._needed} clients that take "
+                f"part in a round of cohort {cohort.number}: 1 to {self._needed}"
+            )
+        more = math.ceil(self._needed * (1 + settings.over_selection) - 1e-9)
+        self._selected = min(more, len(cohort.clients))
+        self._selection = SELECTIONS.build(settings.selection, settings.selection_args, cohort)
+        self.squared_losses = self._selection.squared_losses
+        self._stale = settings.straggler_policy == "stale"
+        self.aggregation = "refl" if self._stale else "mean"
+        always = cohort.fleet.availability is None
+        self.plans_ahead = self._selection.plans_ahead and always and not self._stale
+        self._undisturbed = always and not (settings.over_selection or settings.deadline or crash_rate)
+        if settings.min_results > 1 and not always:
+            self._wait(1, 0.0)  # so many may never be available at once: refuse that before anybody trains
+
+    def plan(self, number: int, clock: float) -> RoundPlan:
+        """Attempt after attempt until one returns enough results."""
+        if self._undisturbed:
+            return RoundPlan(self._select(self._cohort.clients, self._needed, number, 0, clock))
+        waste, elapsed = Waste(), 0.0  # since the clock: an engine that is ahead plans with an older one
+        minimum, failures = self._settings.min_results, Counter[str]()
+        for turn in range(MAX_ATTEMPTS):
+            able = self._available(clock + elapsed)
+            if len(able) < minimum:
+                elapsed += self._wait(number, clock + elapsed)
+                able = self._available(clock + elapsed)
+            one = self._attempt(able, number, turn, clock + elapsed)
+            if len(one.counted) >= minimum:
+                return self._plan(number, clock, elapsed, one, waste, turn)
+            elapsed += one.seconds
+            waste += self._wasted([*one.counted, *one.others], one.seconds)
+            failures["few"] += len(one.counted) + len(one.others) < minimum
+            failures.update("late" if o.arrives else "crashed" if o.crashed else "left" for o in one.others)
+        raise CpflError(
+            f"round {number} of cohort {self._cohort.number} returned fewer than federation.min_results = {minimum} "
+            f"results in {MAX_ATTEMPTS} attempts: {self._describe(failures)}; lower it"
+        )
+
+    def _describe(self, failures: Counter[str]) -> str:
+        """Why attempts returned too few results."""
+        causes = {
+            "left": "clients left {} times (devices.availability)",
+            "crashed": "clients crashed {} times (devices.crash_rate)",
+            "late": "clients were late {} times (federation.deadline)",
+            "few": f"federation.selection = {self._settings.selection!r} chose fewer {{}} times",
+        }
+        return ", ".join(text.format(failures[cause]) for cause, text in causes.items() if failures[cause])
+
+    @property
+    def _idle(self) -> list[int]:
+        busy = {one.outcome.client for one in self._pending}
+        return [client for client in self._cohort.clients if client not in busy]
+
+    def _available(self, clock: float) -> list[int]:
+        return [client for client in self._idle if self._cohort.available_until(client, clock) > clock]
+
+    def _wait(self, number: int, clock: float) -> float:
+        """Seconds until as many clients are available at once as a round needs."""
+        minimum = self._settings.min_results
+        moment = first_time_together(self._cohort, self._idle, minimum, clock)
+        if moment is None:
+            days = horizon(self._cohort, self._idle) / DAY
+            raise SettingError(
+                f"federation.min_results = {minimum} is more than are ever available at once, in the {days:g} days "
+                f"from round {number} of cohort {self._cohort.number} on (devices.availability): lower it"
+            )
+        return moment - clock + ROUNDING  # not a float's last digit too early
+
+    def _attempt(self, able: Sequence[int], number: int, turn: int, clock: float) -> Attempt:
+        selected = self._select(able, min(self._selected, len(able)), number, turn, clock)
+        outcomes = [self._predict(client, self._steps(client), clock, number, turn) for client in selected]
+        return attempt(outcomes, self._needed, self._settings.deadline)
+
+    def _steps(self, client: int) -> int:
+        """All steps of a client, or as many as fit before the deadline; at least one, which then is late."""
+        steps = self._cohort.steps(client)
+        if self._settings.straggler_policy != "partial":
+            return steps
+        time = self._settings.deadline - self._cohort.transfer_seconds(client) + ROUNDING
+        return max(1, min(steps, int(time / self._cohort.compute_seconds(client, 1))))
+
+    def _plan(self, number: int, clock: float, elapsed: float, one: Attempt, waste: Waste, repeats: int) -> RoundPlan:
+        begins = clock + elapsed
+        end = begins + one.seconds
+        counted = {outcome.client: outcome for outcome in one.counted}
+        lost, pending, stale = list(one.others), list[Pending](), dict[int, int]()
+        if self._stale:
+            late = [outcome for outcome in one.others if outcome.arrives]
+            lost = [outcome for outcome in one.others if not outcome.arrives]
+            for work in [*self._pending, *(Pending(number, begins, outcome) for outcome in late)]:
+                if number - work.round > self._settings.max_staleness:
+                    waste += self._wasted([work.outcome], end - work.began)
+                elif work.ends <= end and work.round < number:
+                    counted[work.outcome.client], stale[work.outcome.client] = work.outcome, work.round
+                else:
+                    pending.append(work)
+        waste += self._wasted(lost, one.seconds)
+        outcomes = [counted[client] for client in sorted(counted)]
+        cost = self._cost(outcomes, elapsed + one.seconds, one.slowest, waste, repeats)
+        steps = {o.client: o.steps for o in outcomes if o.steps != self._cohort.steps(o.client)}
+        return RoundPlan([outcome.client for outcome in outcomes], steps, stale, cost, pending)
+
+    def _wasted(self, outcomes: Sequence[ClientOutcome], seconds: float) -> Waste:
+        """What these clients had spent by then."""
+        return sum((outcome.wasted(seconds, self._cohort.sent_bytes) for outcome in outcomes), Waste())
+
+    def _select(self, able: Sequence[int], count: int, number: int, turn: int, clock: float) -> list[int]:
+        address = (number, turn) if turn else (number,)
+        rng = stream(self._seed, "selection", self._cohort.number, *address)
+        selected = [int(client) for client in self._selection.select(able, count, number, rng, clock)]
+        everybody = len(able) == len(self._members)
+        known = self._members.holds(selected) if everybody else frozenset(able).issuperset(selected)
+        if not (known and 0 < len(set(selected)) == len(selected) <= count):
+            raise CpflError(
+                f"federation.selection = {self._settings.selection!r} chose {selected[:20]} in round {number} of "
+                f"cohort {self._cohort.number}: it must be 1 to {count} different ones of the clients that it was given"
+            )
+        return sorted(selected)
+
+    def close(
+        self, plan: RoundPlan, number: int, model: State, results: Sequence[ClientResult], seconds: float, clock: float
+    ) -> None:
+        self._selection.update(number, results, seconds, clock)
+        super().close(plan, number, model, results, seconds, clock)
+
+    def state(self) -> tuple[dict[int, State], dict[str, Any]]:
+        """With the selection's state, copied: a user's rule may continue to write into its own."""
+        models, numbers = super().state()
+        return models, {**numbers, "selection": copy.deepcopy(self._selection.state())}
+
+    def restore(self, models: dict[int, State], numbers: dict[str, Any]) -> None:
+        super().restore(models, numbers)
+        self._selection.restore(copy.deepcopy(numbers["selection"]))

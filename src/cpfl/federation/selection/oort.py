@@ -1,0 +1,150 @@
+"""Oort: clients whose data still have high losses, as long as they are fast enough.
+
+Lai, Zhu, Madhyastha, Chowdhury: Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021;
+equation (1) and algorithm 1. Defaults are those of the authors' code (SymbioticLab/Oort, and FedScale after it) or of
+the paper's section 7.1; where neither says, a comment does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cpfl.federation.messages import ClientResult
+from cpfl.federation.selection.base import CohortInfo, Selection
+from cpfl.registry import require
+
+
+class Oort(Selection):
+    """Exploits clients of high utility and explores new ones, fast ones first."""
+
+    squared_losses = True
+
+    def __init__(
+        self,
+        cohort: CohortInfo,
+        penalty: float = 2.0,  # α; round_penalty
+        explore: float = 0.9,  # ε at the start; exploration_factor
+        explore_decay: float = 0.98,  # a round; exploration_decay
+        explore_least: float = 0.2,  # the paper; FedScale's exploration_min is 0.3
+        pacer_seconds: float = 0.0,  # Δ; 0: what three in ten of the cohort need at most, as round_threshold = 30
+        pacer_rounds: int = 20,  # W; pacer_step
+        cutoff: float = 0.95,  # c, the paper: clients above so much of the last count one's utility may be drawn
+        clip: float = 0.95,  # the paper; utilities are clipped at this quantile, FedScale's clip_bound is 0.9
+        most_rounds: int = 0,  # a client is selected at most so often (the paper); 0: no limit, as in FedScale
+        scaled: bool = True,  # bring U to 0 … 1 before the uncertainty is added, as their code does; False: as printed
+    ) -> None:
+        super().__init__(cohort)
+        shares = {"explore": explore, "explore_decay": explore_decay, "explore_least": explore_least}
+        for key, value in {**shares, "cutoff": cutoff, "clip": clip}.items():
+            require(key, value, 0 <= value <= 1, "0 to 1")
+        for key, value in {"penalty": penalty, "pacer_seconds": pacer_seconds, "most_rounds": most_rounds}.items():
+            require(key, value, value >= 0, "0 or more")
+        require("pacer_rounds", pacer_rounds, pacer_rounds >= 1, "1 or more")
+        self._penalty, self._cutoff, self._clip, self._most, self._scaled = penalty, cutoff, clip, most_rounds, scaled
+        self._explore, self._decay, self._least = explore, explore_decay, explore_least
+        self._given_step, self._window = pacer_seconds, pacer_rounds
+        self._steps = 1  # T in steps of Δ
+        self._utility: dict[int, float] = {}  # U, the statistical utility when it last took part
+        self._last: dict[int, int] = {}  # L, the round in which it last took part
+        self._times: dict[int, int] = {}  # how often it was selected
+        self._utility_sums: list[float] = []  # Σ U of the participants, round by round
+
+    def select(
+        self, available: Sequence[int], count: int, round: int, rng: np.random.Generator, clock: float
+    ) -> Sequence[int]:
+        """Algorithm 1, SelectParticipant."""
+        listed = [c for c in available if not self._most or self._times.get(c, 0) < self._most]
+        if len(listed) < count:  # too few are left: better a client that was selected often than none
+            rest = sorted(set(available) - set(listed), key=lambda c: self._times[c])
+            listed += rest[: count - len(listed)]
+        explored = [c for c in listed if c in self._utility]
+        fresh = [c for c in listed if c not in self._utility]
+        # The whole part of (1 − ε) × K, as their code has it: that of ε × K would be nobody in small rounds.
+        share = math.floor((1 - self._explore) * count + 1e-9)  # (1 − 0.9) × 10 is 1, whatever floats say
+        exploited = min(len(explored), max(count - len(fresh), share))
+        chosen = self._exploit(explored, exploited, round, rng)
+        speeds = np.array([1 / self.cohort.seconds[c] for c in fresh])
+        return chosen + _drawn(fresh, speeds, min(len(fresh), count - exploited), rng)  # SampleBySpeed(C − E, ε × K)
+
+    def _exploit(self, explored: list[int], count: int, round: int, rng: np.random.Generator) -> list[int]:
+        if not count:
+            return []
+        utilities = self.utilities(explored, round)
+        # "admit clients with greater than c% of cut-off utility": CutoffUtil(E, c × Util((1 − ε) × K))
+        bar = self._cutoff * np.sort(utilities)[::-1][count - 1]
+        admitted = np.flatnonzero(utilities >= bar)
+        return _drawn([explored[i] for i in admitted], utilities[admitted], count, rng)  # SampleByUtil
+
+    def utilities(self, clients: Sequence[int], round: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Util(i) of clients that took part before."""
+        known = list(self._utility.values())
+        cap, low, span = float(np.quantile(known, self._clip)), 0.0, 1.0
+        if self._scaled:  # beside |B| times a loss, sqrt(0.1 …) would be nothing: (U − min) / (max − min), the least
+            low = 0.999 * min(known)  # one not quite 0, so that it can be drawn
+            span = max(max(known) - low, 1e-4)
+        found, preferred = [], self.preferred
+        for client in clients:
+            value = (min(self._utility[client], cap) - low) / span
+            value += math.sqrt(0.1 * math.log(round) / self._last[client])  # temporal uncertainty
+            seconds = self.cohort.seconds[client]
+            if preferred < seconds:
+                value *= (preferred / seconds) ** self._penalty  # (T / t_i)^(1(T < t_i) × α)
+            found.append(value)
+        return np.array(found)
+
+    @property
+    def preferred(self) -> float:
+        """T, the preferred duration of a round."""
+        return self._steps * self._step
+
+    @cached_property
+    def _step(self) -> float:
+        return self._given_step or float(np.quantile(list(self.cohort.seconds.values()), 0.3))
+
+    def update(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
+        total = 0.0
+        for result in results:
+            assert result.squared_losses is not None
+            # |B_i| · sqrt(1/|B_i| · Σ Loss(k)²), equation (1); the mean is over the samples trained on, which may be
+            # all of B_i several times, or a part
+            value = self.cohort.samples[result.client] * math.sqrt(result.squared_losses / result.samples)
+            self._utility[result.client], self._last[result.client] = value, round
+            self._times[result.client] = self._times.get(result.client, 0) + 1
+            total += value
+        self._utility_sums = [*self._utility_sums, total][-2 * self._window :]
+        # Pacer: Σ U(R − 2W : R − W) > Σ U(R − W : R) lets T grow by Δ; tested every W rounds, when the sums are new
+        if round % self._window == 0 and len(self._utility_sums) == 2 * self._window:
+            before, now = self._utility_sums[: self._window], self._utility_sums[self._window :]
+            self._steps += math.fsum(before) > math.fsum(now)
+        if self._explore > self._least:
+            self._explore = max(self._least, self._explore * self._decay)
+
+    def state(self) -> dict[str, Any]:
+        tables: dict[str, dict[int, Any]] = {"utility": self._utility, "last": self._last, "times": self._times}
+        named = {name: {str(client): value for client, value in table.items()} for name, table in tables.items()}
+        return {**named, "explore": self._explore, "steps": self._steps, "utility_sums": self._utility_sums}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._utility, self._last, self._times = (
+            {int(client): value for client, value in state[name].items()} for name in ("utility", "last", "times")
+        )
+        self._explore, self._steps, self._utility_sums = state["explore"], state["steps"], list(state["utility_sums"])
+
+
+def _drawn(
+    clients: list[int],
+    weights: np.ndarray[tuple[int], np.dtype[np.float64]],
+    count: int,
+    rng: np.random.Generator,
+) -> list[int]:
+    """Draw so many of the clients without replacement, by weight."""
+    if not count:
+        return []
+    total = weights.sum()
+    shares = weights / total if total > 0 and (weights > 0).sum() >= count else None
+    return [clients[i] for i in rng.choice(len(clients), count, replace=False, p=shares)]

@@ -1,0 +1,92 @@
+"""Models as rows of numbers, so that moving or adding up models is moving or adding up rows.
+
+Axes: P trained parameters. The rows of the workers have other floats behind them, and integers in a row of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cpfl import models
+from cpfl.models import State
+
+IMAGE_AXES = 4  # of tensors that have channels
+Shapes = dict[str, torch.Size]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor of a model lies in a row."""
+
+    shapes: Shapes  # of the trained parameters, in their order
+    size: int  # P
+    others: Shapes  # the other floats of the state: buffers, frozen parameters, second names
+    integers: Shapes  # counters, such as BatchNorm's
+    buffers: State
+    frozen: State  # parameters that are not trained
+    ties: dict[str, str]  # second names of a trained parameter, and its first
+    channels_last: bool = False  # convolutions of a CPU are faster so
+
+    @classmethod
+    def from_module(cls, module: nn.Module, by_name: bool = False, channels_last: bool = False) -> Layout:
+        """The layout of a model, its tensors in the module's order or by name."""
+        parameters, every = models.trained(module), dict(module.named_parameters(remove_duplicate=False))
+        first = {id(value): name for name, value in parameters.items()}
+        once = {id(value): value.detach() for value in every.values() if id(value) not in first}  # the same if tied
+        frozen = {name: once[id(value)] for name, value in every.items() if id(value) in once}
+        ties = {n: first[id(value)] for n, value in every.items() if id(value) in first and n not in parameters}
+        buffers = {name: value.detach() for name, value in module.named_buffers()}
+        state = module.state_dict()
+        names = sorted(state) if by_name else [*parameters, *(name for name in state if name not in parameters)]
+        shapes = {name: state[name].shape for name in names if name in parameters}
+        rest = [name for name in names if name not in parameters]
+        others = {name: state[name].shape for name in rest if state[name].is_floating_point()}
+        integers = {name: state[name].shape for name in rest if name not in others}
+        size = sum(shape.numel() for shape in shapes.values())
+        return cls(shapes, size, others, integers, buffers, frozen, ties, channels_last)
+
+    def views(self, rows: Tensor) -> State:
+        """Tensors by name of a row, or of a matrix of rows, of parameters or of all floats; they share its memory."""
+        return self._views(rows, self.shapes if rows.shape[-1] == self.size else {**self.shapes, **self.others})
+
+    def integer_views(self, row: Tensor) -> State:
+        """The same of a row of integers."""
+        return self._views(row, self.integers)
+
+    def _views(self, rows: Tensor, shapes: Shapes) -> State:
+        start, views = 0, {}
+        for name, shape in shapes.items():
+            numbers, lead = rows[..., start : start + shape.numel()], rows.shape[:-1]
+            if self.channels_last and len(shape) == IMAGE_AXES:
+                outputs, channels, height, width = shape
+                views[name] = numbers.view((*lead, outputs, height, width, channels)).movedim(-1, -3)
+            else:
+                views[name] = numbers.view((*lead, *shape))
+            start += shape.numel()
+        return views
+
+    def flat(self, value: Tensor) -> Tensor:
+        """A tensor's numbers in the order in which a row holds them."""
+        return (value.movedim(1, -1) if self.channels_last and value.dim() == IMAGE_AXES else value).reshape(-1)
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """A batch in the memory order of the parameters."""
+        last = self.channels_last and x.dim() == IMAGE_AXES
+        return x.contiguous(memory_format=torch.channels_last) if last else x
+
+    def row(self, state: State, device: torch.device) -> Tensor:
+        """A new row with a model's parameters."""
+        return torch.cat([self.flat(state[name].detach().to(device)) for name in self.shapes])
+
+    def write(self, row: Tensor, state: State) -> None:
+        """Copy a model's parameters into a row."""
+        for name, value in self.views(row).items():
+            value.copy_(state[name])
+
+    def state(self, row: Tensor) -> State:
+        """A row as a model's state; the row must not change any more."""
+        own = self.views(row)
+        return {**own, **{name: own[first] for name, first in self.ties.items()}, **self.frozen, **self.buffers}

@@ -1,0 +1,110 @@
+"""From what a user names to a task: data sets found or downloaded, arrays checked, everything built once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cpfl.cohorts.members import Cohorts
+from cpfl.data import sources
+from cpfl.data.catalogue import CATALOGUE
+from cpfl.data.federated import Given, as_samples
+from cpfl.data.fetch import fetch
+from cpfl.data.samples import Samples
+from cpfl.data.sources import search_roots
+from cpfl.errors import CpflError, SettingError
+from cpfl.federation import optimizers
+from cpfl.privacy import label_counts
+from cpfl.settings import Experiment
+from cpfl.task.task import Task, UserModel, build_task
+
+Notify = Callable[[str], None]
+
+
+def load_task(
+    experiment: Experiment,
+    data: str | Path | None,
+    model: UserModel | None,
+    given: Given,
+    notify: Notify,
+    cohorts: Cohorts | None = None,  # of a run that is resumed
+) -> Task:
+    """The task of an experiment, its data sets downloaded where they are missing."""
+    folder = None if data is None else Path(data)
+    if folder is not None and not folder.is_dir():
+        raise SettingError(f"data = {str(folder)!r} is not a folder")
+    optimizers.check(experiment.federation)
+    _download_missing(experiment, folder, given, notify)
+    task = build_task(experiment, search_roots(folder), given, model, cohorts)
+    for cohort in range(len(task.cohorts)):  # what a session refuses is refused before anything is written
+        task.session(cohort)
+    hidden = [cohort for cohort, row in enumerate(label_counts.to_rows(task.label_counts)) if row is None]
+    if hidden:
+        notify(
+            f"cohorts {hidden} have fewer than privacy.min_clients = {experiment.privacy.min_clients} clients: "
+            "they report no label counts and get uniform weights"
+        )
+    return task
+
+
+def _download_missing(experiment: Experiment, data: Path | None, given: Given, notify: Notify) -> None:
+    roots, target = search_roots(data), sources.download_root(data)
+    named = [(experiment.data.train, given.train), (experiment.data.public, given.public)]
+    sets = {name for name, own in named if own is None and name in CATALOGUE and name != "fedscale"}
+    for name in sorted(sets | ({"fedscale"} & {experiment.devices.trace})):
+        about = sources.describe(name, roots)
+        if about.format == "missing" and about.downloadable:
+            notify(f"{name} is not on this machine yet: downloading {about.size / 1e6:,.0f} MB to {target / name}")
+            fetch(name, target, progress=_in_tenths(name, notify))
+
+
+def _in_tenths(name: str, notify: Notify) -> Callable[[int, int], None]:
+    reported = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal reported
+        if total and 10 * done // total > reported:
+            reported = 10 * done // total
+            notify(f"{name}: {10 * reported} %")
+
+    return progress
+
+
+def given_arrays(train: object, test: object, public: object) -> Given:
+    """A user's arrays as samples."""
+    if isinstance(public, tuple):
+        raise CpflError("public takes inputs alone, one array or tensor, not a tuple")
+    return Given(_labelled(train, "train"), _labelled(test, "test"), None if public is None else as_samples(public))
+
+
+def _labelled(pair: object, name: str) -> Samples | None:
+    if pair is None:
+        return None
+    if not isinstance(pair, tuple) or len(pair) not in (2, 3):
+        raise CpflError(f"{name} takes a tuple (inputs, labels) or (inputs, labels, columns)")
+    return as_samples(*pair)
+
+
+def absolute(experiment: Experiment) -> Experiment:
+    """The same experiment with paths that lead to the same files from any folder."""
+
+    def resolved(value: str) -> str:
+        is_path = Path(value).is_file() or (sources.is_path(value) and Path(value).exists())
+        return str(Path(value).expanduser().absolute()) if is_path else value
+
+    def section(name: str, *keys: str) -> dict[str, object]:
+        own = getattr(experiment, name)
+        return {name: own.model_copy(update={key: resolved(getattr(own, key)) for key in keys})}
+
+    args = experiment.assignment.rule_args
+    if isinstance(args.get("file"), str):
+        args = {**args, "file": resolved(args["file"])}
+    assignment = experiment.assignment.model_copy(update={"rule_args": args})
+    paths = section("data", "train", "public") | section("devices", "trace", "availability")
+    return experiment.model_copy(update={**paths, "assignment": assignment})
+
+
+def class_names(task: Task, data: str | Path | None) -> list[str] | None:
+    """The names of the classes, where the training set has one for each."""
+    names = sources.class_names(task.experiment.data.train, search_roots(None if data is None else Path(data)))
+    return names if names is not None and len(names) >= task.data.classes else None
