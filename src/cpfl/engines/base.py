@@ -1,20 +1,57 @@
-"""The contract between sessions and whoever does their work."""
+"""The contract between sessions and the engine that trains them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from cpfl.federation.session import Closed, Session
+import torch
 
-OnRound = Callable[[Session, Closed], None]
+from cpfl.federation.session import ClosedRound, Session
+from cpfl.task.task import Task
+
+OnRound = Callable[[Session, ClosedRound], None]
 """Called after every closed round, before the session opens another."""
 
 
-class Engine(Protocol):
-    """Drives sessions until each has stopped or waits to be judged, with no barrier between cohorts."""
+def _ignore(*args: Any, **facts: Any) -> None:
+    """The default of the hooks."""
+
+
+class Engine:
+    """Does the rounds that sessions open, with no barrier between cohorts. Subclass it and write `train_cohorts`."""
 
     name: str
+    device: str = "cpu"  # the kind of device that cohorts train on; the driver may have another
+    on_event: Callable[..., None] = staticmethod(_ignore)
+    """Set by the caller: (event, **facts) for the run's log, such as the death of a worker."""
+    on_load: Callable[[dict[str, Any]], None] = staticmethod(_ignore)
+    """Set by the caller: what every worker does at the moment, about once a second."""
 
-    def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
-        """Do all rounds that the sessions open."""
+    def prepare(self, task: Task, device: torch.device) -> None:
+        """An engine that the user made learns what it is to train on, before the first round."""
+
+    def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
+        """Do rounds until every session has stopped or waits for an evaluation."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what the engine holds outside this process."""
+
+    @property
+    def helpers(self) -> Engine | None:
+        """The engine itself if its workers can share the work of the distillation."""
+        return self if self.width else None
+
+    @property
+    def width(self) -> int:
+        """Pieces of the distillation's work that workers do at once; 0: there are no such workers."""
+        return 0
+
+    def share(self, items: Iterable[Any]) -> list[Any]:
+        """Store items where every worker can read them, one after the other."""
+        raise NotImplementedError
+
+    def spread(self, job: Callable[..., Any], shared: list[Any], pieces: Sequence[Any]) -> list[Any]:
+        """The results of the job for each piece, in their order."""
+        raise NotImplementedError

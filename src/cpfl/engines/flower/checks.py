@@ -1,4 +1,4 @@
-"""Whether an answer may enter the cohort's model: anything odd is left out by name, nothing wrong gets in."""
+"""Whether an answer may enter the cohort's model: an invalid one is excluded by name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from flwr.app import Message
 
-from cpfl.engines.flower import letters
-from cpfl.engines.flower.letters import ARRAYS, EXAMPLES, METRICS, REPORT
-from cpfl.engines.flower.post import Answer
-from cpfl.engines.flower.roll import Place
-from cpfl.experiment import Federation
-from cpfl.federation import local
+from cpfl.engines.flower import messages
+from cpfl.engines.flower.client_registry import EnrolledClient
+from cpfl.engines.flower.message_loop import Answer
+from cpfl.engines.flower.messages import ARRAYS, EXAMPLES, METRICS, REPORT
+from cpfl.federation import local_training
 from cpfl.federation.session import ClientResult
 from cpfl.models import State
+from cpfl.settings import Federation
 
 
 class Refused(Exception):
@@ -24,57 +24,53 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Trained:
-    """A participant's model and what it says of it, both checked."""
+    """A participant's model and report, both checked."""
 
     model: State
     result: ClientResult
     message: Message
 
 
-def trained(answer: Answer, place: Place, like: State, federation: Federation) -> Trained:
-    """A participant's work, if it is what was asked for."""
+def trained(answer: Answer, client: EnrolledClient, like: State, federation: Federation) -> Trained:
+    """A participant's answer to a train message, if it is valid."""
     if answer.message is None:
-        raise Refused(answer.trouble)
+        raise Refused(answer.reason)
     content = answer.message.content
     try:
-        model = letters.state(content.array_records[ARRAYS])
+        model = messages.state(content.array_records[ARRAYS])
         metrics, report = content.metric_records[METRICS], content.config_records[REPORT]
-        examples, loss, steps = metrics[EXAMPLES], metrics["loss"], report["steps"]
-        seconds = report["seconds"]
+        examples, loss, steps, seconds = metrics[EXAMPLES], metrics["loss"], report["steps"], report["seconds"]
         if isinstance(examples, list) or not isinstance(steps, int):
             raise TypeError
-    except Exception as error:  # whatever a foreign answer makes numpy or flwr raise
+    except Exception as error:  # numpy and flwr raise many kinds for a malformed answer
         raise Refused(f"its answer cannot be read ({type(error).__name__})") from None
-    expected = local.samples(federation, place.training)
-    if examples != expected or steps != local.steps(federation, place.training):
+    expected = local_training.samples(federation, client.training)
+    if examples != expected or steps != local_training.steps(federation, client.training):
         raise Refused(f"it claims {examples} samples and {steps} steps; {expected} were due")
-    same_form(model, like)
+    check_model(model, like)
     if not (isinstance(loss, float) and math.isfinite(loss)):
         raise Refused(f"its loss is {loss!r}")
     if not (isinstance(seconds, float) and 0 <= seconds <= answer.seconds):
-        seconds = answer.seconds  # a clock that is wrong is no reason to lose the work
-    result = ClientResult(place.client, expected, int(steps), loss, None, seconds, answer.seconds)
+        seconds = answer.seconds  # a wrong clock is no reason to discard the model
+    result = ClientResult(client.client, expected, steps, loss, None, seconds, answer.seconds)
     return Trained({name: model[name] for name in like}, result, answer.message)
 
 
-def judged(answer: Answer) -> float | None:
-    """A participant's loss of the cohort's model; None: it has nothing to judge it by."""
+def evaluated(answer: Answer) -> float | None:
+    """A participant's validation loss of the cohort's model; None: it has no validation samples."""
     if answer.content is None:
-        raise Refused(answer.trouble)
+        raise Refused(answer.reason)
     try:
-        report = answer.content.config_records[REPORT]
-        if "validation" not in report:
-            return None
-        value = report["validation"]
+        value = answer.content.config_records[REPORT].get("validation")
     except Exception as error:
-        raise Refused(f"its judgement cannot be read ({type(error).__name__})") from None
-    if not (isinstance(value, float) and math.isfinite(value) and value >= 0):
+        raise Refused(f"its evaluation cannot be read ({type(error).__name__})") from None
+    if value is not None and not (isinstance(value, float) and math.isfinite(value) and value >= 0):
         raise Refused(f"its validation loss is {value!r}")
     return value
 
 
-def same_form(model: State, like: State) -> None:
-    """Whether a model that came from elsewhere is one of ours: names, shapes, types, finite numbers."""
+def check_model(model: State, like: State) -> None:
+    """Refuse a received model with other names, shapes or types, or with numbers that are not finite."""
     if model.keys() != like.keys():
         raise Refused("its model has other parameters")
     for name, value in model.items():

@@ -1,164 +1,148 @@
-"""Drives sessions over a Flower grid: every cohort is a conversation, all of them go on side by side.
+"""Drives sessions over a Flower grid: every cohort is a conversation, and all of them run side by side.
 
-A letter of round r + 1 brings the model of round r: the node judges it, then trains from it. So a round is one letter
-each way, and its judgement comes with the next. If it says stop, what was trained meanwhile is dropped without a trace.
+The message of round r + 1 brings the model of round r: the node evaluates it, then trains from it. So a round is one
+message each way, and its evaluation comes with the next. If the session then stops, the newer models are discarded.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from flwr.app import ConfigRecord, RecordDict
 
-from cpfl.engines.base import OnRound
-from cpfl.engines.flower import checks, letters
+from cpfl.engines.base import Engine, OnRound
+from cpfl.engines.flower import checks, messages
+from cpfl.engines.flower.algorithms import CohortAlgorithm, SessionAlgorithm
 from cpfl.engines.flower.checks import Refused, Trained
-from cpfl.engines.flower.letters import ARRAYS, CONFIG, TRAIN, Task
-from cpfl.engines.flower.parts import Own, Part
-from cpfl.engines.flower.post import Answer, Call, Post, Talk, pause
-from cpfl.engines.flower.roll import Roll
+from cpfl.engines.flower.client_registry import ClientRegistry
+from cpfl.engines.flower.message_loop import BUSY, Answer, Call, Conversation, MessageLoop, pause
+from cpfl.engines.flower.messages import ARRAYS, CONFIG, TRAIN, Instruction
 from cpfl.errors import StalledError
-from cpfl.federation.memory import Memory
-from cpfl.federation.session import ClientResult, Outcome, Session
+from cpfl.federation.session import RoundResult, Session
 from cpfl.models import State
-from cpfl.problem import Problem
+from cpfl.task.task import Task
 
-PAUSE = 3.0  # seconds before a round in which nobody answered is tried again
-
-
-@dataclass(frozen=True)
-class _Round:
-    """A round that was trained and waits for its judgement."""
-
-    model: State
-    results: list[ClientResult]
-    left_out: dict[int, str]
-    bytes: int
-    memory: Memory
+RETRY_SECONDS = 3.0  # before a round without answers is repeated
 
 
-class FlowerEngine:
-    """Trains on real nodes, by the wall clock."""
+class FlowerEngine(Engine):
+    """Trains on real nodes and measures real time."""
 
     name = "flower"
 
     def __init__(
         self,
-        problem: Problem,
-        post: Post,
-        roll: Roll,
-        note: Callable[[str], None],
+        task: Task,
+        loop: MessageLoop,
+        registry: ClientRegistry,
+        notify: Callable[[str], None],
         round_seconds: float,
         tries: int,
-        part: Callable[[Session], Part] | None = None,
+        algorithm: Callable[[Session], CohortAlgorithm] | None = None,
     ) -> None:
-        """Nodes have `round_seconds` to answer; a round is tried so often before the cohort counts as stalled."""
-        self._problem, self._post, self._roll, self._note = problem, post, roll, note
+        """Nodes have `round_seconds` to answer; after `tries` rounds without answers a cohort has stalled."""
+        self._task, self._loop, self._registry, self._notify = task, loop, registry, notify
         self._seconds, self._tries = round_seconds, tries
-        self._part = part or (lambda session: Own(session, problem, roll))
+        self._algorithm = algorithm or (lambda session: SessionAlgorithm(session, task, registry))
 
-    def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
-        """All cohorts at once, each at its own pace."""
-        talks = [self._cohort(session, on_round) for session in sessions if not session.stopped]
-        self._post.converse(talks, [self._roll.watch(self._post)])
+    def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
+        """All cohorts at once, without a barrier between them."""
+        cohorts = [self._cohort(session, on_round) for session in sessions if not session.stopped]
+        self._loop.run(cohorts, [self._registry.enrol_late_nodes(self._loop)])
 
-    def _cohort(self, session: Session, on_round: OnRound) -> Talk:
-        part, began = self._part(session), time.monotonic()
-        waiting: _Round | None = None
+    def _cohort(self, session: Session, on_round: OnRound) -> Conversation:
+        algorithm, began = self._algorithm(session), time.monotonic()
+        trained: RoundResult | None = None  # the last round, until it is evaluated
         failed = 0
         while not session.stopped:
-            number = session.round + (2 if waiting else 1)
-            model = waiting.model if waiting else session.model
-            tasks, contents, left_out = self._letters(session, part, number, model, waiting)
-            nodes = {client: self._roll.places[client].node for client in contents}
-            by_node = yield Call(
-                TRAIN,
-                {nodes[c]: content for c, content in contents.items()},
-                self._seconds,
-                f"{session.cohort}.{number}",
-            )
-            answers = {client: by_node[node] for client, node in nodes.items()}
-            following = self._trained(part, number, model, tasks, answers, left_out)
-            if waiting:
-                closed = session.close_round(self._judged(waiting, tasks, answers, time.monotonic() - began))
+            number = session.round + (2 if trained else 1)
+            model = trained.model if trained else session.model
+            instructions, contents, excluded = self._prepare(session, algorithm, number, model, trained)
+            nodes = {client: self._registry.enrolled[client].node for client in contents}
+            by_node = {nodes[client]: content for client, content in contents.items()}
+            replies = yield Call(TRAIN, by_node, self._seconds, f"{session.cohort}.{number}")
+            answers = {client: replies[node] for client, node in nodes.items()}
+            following = self._aggregate(algorithm, number, model, instructions, answers, excluded)
+            if trained:
+                result = _evaluated(trained, instructions, answers, time.monotonic() - began)
                 began = time.monotonic()
-                on_round(session, closed)
-            waiting = following
-            if waiting is None and not session.stopped:
-                failed += 1
-                reasons = "; ".join(f"client {c}: {why}" for c, why in left_out.items()) or "there is none"
-                who = "nobody" if part.least == 1 else f"fewer than {part.least}"
-                self._note(f"cohort {session.cohort}: {who} answered in round {number} ({reasons})")
-                if failed >= self._tries:
-                    raise StalledError(session.cohort, number, failed, reasons, who)
-                yield pause(PAUSE)
-            else:
+                on_round(session, session.close_round(result))
+            trained = following
+            if trained or session.stopped:
                 failed = 0
+                continue
+            failed += 1
+            reasons = "; ".join(f"client {c}: {why}" for c, why in excluded.items()) or "there is none"
+            who = "nobody" if algorithm.min_results == 1 else f"fewer than {algorithm.min_results}"
+            self._notify(f"cohort {session.cohort}: {who} answered in round {number} ({reasons})")
+            if failed >= self._tries:
+                raise StalledError(session.cohort, number, failed, reasons, who)
+            yield pause(RETRY_SECONDS)
 
-    def _letters(
-        self, session: Session, part: Part, number: int, model: State, waiting: _Round | None
-    ) -> tuple[dict[int, Task], dict[int, RecordDict], dict[int, str]]:
-        """Who gets what: those who train, those who only judge, and those who are not there."""
-        there, left_out = {}, {}
+    def _prepare(
+        self, session: Session, algorithm: CohortAlgorithm, number: int, model: State, trained: RoundResult | None
+    ) -> tuple[dict[int, Instruction], dict[int, RecordDict], dict[int, str]]:
+        """Instructions and messages for clients that train or only evaluate, and why selected clients get none."""
+        available, unavailable = {}, {}
         for client in session.clients:
-            node = self._roll.node(client)
-            if node is None:
-                left_out[client] = "not there yet"
-            elif node not in self._post.connected():
-                left_out[client] = "not connected"
-            elif node in self._post.busy:
-                left_out[client] = "still busy with an earlier call"
+            enrolled = self._registry.enrolled.get(client)
+            if enrolled is None:
+                unavailable[client] = "not enrolled yet"
+            elif enrolled.node not in self._loop.connected():
+                unavailable[client] = "not connected"
+            elif enrolled.node in self._loop.busy:
+                unavailable[client] = BUSY
             else:
-                there[client] = node
-        wanted = part.open(number, model, there)
-        judges = {result.client for result in waiting.results} if waiting else set()
-        plain = RecordDict({ARRAYS: letters.packed(model), CONFIG: ConfigRecord({})})
-        tasks, contents = {}, {}
-        for client in sorted(there.keys() & (wanted.keys() | judges)):
-            task = Task(
-                session.cohort, client, number if client in wanted else 0, number - 1 if client in judges else 0
-            )
-            letter = wanted.get(client, plain)
-            config = task.stamp(letter.config_records[CONFIG], self._problem.experiment, self._problem.data.classes)
-            tasks[client] = task
-            contents[client] = RecordDict({**letter.array_records, CONFIG: config})
-        return tasks, contents, {client: why for client, why in left_out.items() if client in wanted}
+                available[client] = enrolled.node
+        selected = algorithm.open(number, model, available)
+        evaluators = {result.client for result in trained.results} if trained else set()
+        plain = RecordDict({ARRAYS: messages.packed(model), CONFIG: ConfigRecord({})})
+        instructions, contents = {}, {}
+        for client in sorted(available.keys() & (selected.keys() | evaluators)):
+            train, evaluate = number * (client in selected), (number - 1) * (client in evaluators)
+            instructions[client] = Instruction(session.cohort, client, train, evaluate)
+            content, experiment = selected.get(client, plain), self._task.experiment
+            config = instructions[client].stamp(content.config_records[CONFIG], experiment, self._task.data.classes)
+            contents[client] = RecordDict({**content.array_records, CONFIG: config})
+        return instructions, contents, {client: why for client, why in unavailable.items() if client in selected}
 
-    def _trained(
+    def _aggregate(
         self,
-        part: Part,
+        algorithm: CohortAlgorithm,
         number: int,
         like: State,
-        tasks: dict[int, Task],
-        answers: dict[int, Answer],
-        left_out: dict[int, str],
-    ) -> _Round | None:
-        """The round's next model from answers that are in order; None: there were none, or too few."""
-        good: list[Trained] = []
-        for client in sorted(answers):
-            if tasks[client].train:
-                try:
-                    place = self._roll.places[client]
-                    good.append(checks.trained(answers[client], place, like, self._problem.experiment.federation))
-                except Refused as why:
-                    left_out[client] = str(why)
-        model = part.close(number, good) if len(good) >= part.least else None
+        instructions: Mapping[int, Instruction],
+        answers: Mapping[int, Answer],
+        excluded: dict[int, str],
+    ) -> RoundResult | None:
+        """The round from its valid answers, without an evaluation; None: there are too few."""
+        valid: list[Trained] = []
+        for client in sorted(client for client in answers if instructions[client].train):
+            try:
+                enrolled = self._registry.enrolled[client]
+                valid.append(checks.trained(answers[client], enrolled, like, self._task.experiment.federation))
+            except Refused as why:
+                excluded[client] = str(why)
+        model = algorithm.close(number, valid) if len(valid) >= algorithm.min_results else None
         if model is None:
             return None
-        moved = sum(answers[t.result.client].bytes for t in good)
-        return _Round(model, [t.result for t in good], left_out, moved, part.memory)
+        size = sum(answers[one.result.client].bytes for one in valid)
+        return RoundResult(model, [one.result for one in valid], None, size, excluded, algorithm.state)
 
-    def _judged(self, waiting: _Round, tasks: dict[int, Task], answers: dict[int, Answer], seconds: float) -> Outcome:
-        """The round with its participants' judgement of the model it made."""
-        results, left_out = [], dict(waiting.left_out)
-        for result in waiting.results:
-            value, answer = None, answers.get(result.client)
-            try:
-                value = checks.judged(answer) if answer else None
-            except Refused as why:
-                left_out[result.client] = f"its judgement: {why}"
-            results.append(replace(result, validation=value))
-        only = sum(answers[c].bytes for c, task in tasks.items() if not task.train)
-        return Outcome(waiting.model, results, seconds, waiting.bytes + only, left_out, waiting.memory)
+
+def _evaluated(
+    trained: RoundResult, instructions: Mapping[int, Instruction], answers: Mapping[int, Answer], seconds: float
+) -> RoundResult:
+    """The round with its participants' evaluations of its model."""
+    results, excluded = [], dict(trained.excluded)
+    for result in trained.results:
+        value = None
+        try:
+            value = checks.evaluated(answers[result.client]) if result.client in answers else None
+        except Refused as why:
+            excluded[result.client] = f"its evaluation: {why}"
+        results.append(replace(result, validation=value))
+    size = (trained.bytes or 0) + sum(answers[c].bytes for c, one in instructions.items() if not one.train)
+    return replace(trained, results=results, seconds=seconds, bytes=size, excluded=excluded)

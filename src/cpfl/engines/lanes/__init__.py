@@ -1,4 +1,4 @@
-"""Lanes: many clients of all cohorts train at once, one step advances them all."""
+"""The engine for GPUs: many clients of all cohorts train at once, and one step advances them all."""
 
 from cpfl.engines.lanes.engine import LaneEngine
 

@@ -13,25 +13,26 @@ import numpy as np
 import torch
 
 from cpfl import models
-from cpfl.engines.base import OnRound
-from cpfl.engines.lanes.judging import Judging
-from cpfl.engines.lanes.planners import Planners
-from cpfl.engines.lanes.shift import Shift
-from cpfl.engines.lanes.stack import Layout
-from cpfl.engines.lanes.step import Bench, Lanes
-from cpfl.engines.mishaps import short_of_memory
-from cpfl.federation import local, selection
+from cpfl.engines.base import Engine, OnRound
+from cpfl.engines.gpu_errors import out_of_memory
+from cpfl.engines.lanes.batch_schedule import ScheduleWorkers
+from cpfl.engines.lanes.buffers import DeviceBuffers
+from cpfl.engines.lanes.evaluation import Evaluator
+from cpfl.engines.lanes.scheduler import Scheduler
+from cpfl.engines.lanes.step import Lanes
+from cpfl.federation import local_training
+from cpfl.federation.selection.base import participants_per_round
 from cpfl.federation.session import Session
-from cpfl.problem import Problem
+from cpfl.task.task import Task
 
 MOST = {"cuda": 128, "cpu": 16}
-PLANNERS = {"cuda": 2}  # processes; on a CPU they would take cores from the training
+SCHEDULE_WORKERS = {"cuda": 2}  # on a CPU they would take cores from the training
 FEWEST = 4
-OVERHEAD = 12  # lanes whose work takes as long as what a step costs besides: measured on an H200
-FEW = 16  # lanes of the small step that takes over when fewer clients are left
+OVERHEAD = 12  # lanes whose work takes as long as the rest of a step: measured on an H200
+SMALL = 16  # lanes of the small step, which takes over when fewer clients are left
 
 
-class LaneEngine:
+class LaneEngine(Engine):
     """Trains the clients of all cohorts side by side on one device."""
 
     name = "lanes"
@@ -41,77 +42,76 @@ class LaneEngine:
 
     def __init__(
         self,
-        problem: Problem,
+        task: Task,
         device: torch.device,
         lanes: int = 0,
         compiled: bool = True,
-        planners: int | None = None,
+        schedule_workers: int | None = None,
     ) -> None:
-        experiment = problem.experiment
-        # Before anything is compiled: they need a few seconds to come up.
-        self._planners = Planners(problem, PLANNERS.get(device.type, 0) if planners is None else planners)
-        weakref.finalize(self, self._planners.end)
+        experiment, self.device = task.experiment, device.type
+        # Before anything is compiled: they need a few seconds to start.
+        workers = SCHEDULE_WORKERS.get(device.type, 0) if schedule_workers is None else schedule_workers
+        self.schedules = ScheduleWorkers(task, workers)
+        weakref.finalize(self, self.schedules.end)
         models.choose_arithmetic(experiment.precision)
-        module = models.fresh(problem.build, experiment.seed, "init", problem.data.transform.dtype).to(device).train()
-        self._bench = Bench(problem, module, Layout.of(module), device)
-        at_once = lanes or self.default_lanes(problem, device)
+        module = models.fresh(task.build, experiment.seed, "init", task.data.transform.dtype).to(device).train()
+        self.buffers = DeviceBuffers(task, module, device)
+        count = lanes or self.default_lanes(task, device)
         self._compiled = device.type == "cuda" and compiled
-        self._large = Lanes(self._bench, at_once, self._compiled)
-        self._judging = Judging(self._bench)
-        self._few = FEW if device.type == "cuda" and at_once > 2 * FEW else 0
+        self.large = Lanes(self.buffers, count, self._compiled)
+        self.evaluator = Evaluator(self.buffers)
+        self.small_count = SMALL if device.type == "cuda" and count > 2 * SMALL else 0
         self.living.add(self)
 
     @cached_property
     def _small(self) -> Lanes:
-        return Lanes(self._bench, self._few, self._compiled)
+        return Lanes(self.buffers, self.small_count, self._compiled)
 
-    def _fewer(self) -> Lanes | None:
-        """The small lanes, made when they are first needed; none, for good, if there is no memory for them."""
+    def small_lanes(self) -> Lanes | None:
+        """The small lanes, made when they are first needed; None, from then on, if there is no memory for them."""
         try:
             return self._small
         except Exception as error:
-            if not short_of_memory(error):
+            if not out_of_memory(error):
                 raise
-        # Outside the handler, whose traceback holds what was begun.
-        self._few = 0
+        # Outside the handler, whose traceback holds the unfinished lanes.
+        self.small_count = 0
         gc.collect()
-        if self._bench.device.type == "cuda":
-            torch.cuda.synchronize()  # trials may still be running, in memory that is free by now
+        if self.device == "cuda":
+            torch.cuda.synchronize()  # warm-ups may still be running, in memory that is free by now
             torch.cuda.empty_cache()
         return None
 
     @staticmethod
-    def default_lanes(problem: Problem, device: torch.device) -> int:
-        """As many as do a round of all cohorts soonest."""
-        settings = problem.experiment.federation
+    def default_lanes(task: Task, device: torch.device) -> int:
+        """The number that does a round of all cohorts soonest."""
+        settings = task.experiment.federation
         rounds = []
-        for clients in problem.plan:
-            steps = np.sort(local.all_steps(settings, problem.data.clients.training_sizes[clients]))[::-1]
-            taking_part = np.linspace(0, len(steps) - 1, selection.size(settings, len(steps))).astype(np.int64)
+        for clients in task.cohorts:
+            steps = np.sort(local_training.all_steps(settings, task.data.clients.training_sizes[clients]))[::-1]
+            taking_part = np.linspace(0, len(steps) - 1, participants_per_round(settings, len(steps))).astype(np.int64)
             rounds.append(steps[taking_part].tolist())
-        most = min(MOST.get(device.type, MOST["cpu"]), problem.experiment.clients)
+        most = min(MOST.get(device.type, MOST["cpu"]), task.experiment.clients)
         counts = range(FEWEST, most + 1, FEWEST) if most >= FEWEST else [most]
         return min(counts, key=lambda count: (OVERHEAD + count) * steps_of_all(rounds, count))
 
-    def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
+    def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
-        going = [session for session in sessions if not session.idle]
-        if going:
+        if active := [session for session in sessions if not session.idle]:
             with models.threads(1):
-                self._shift(going, on_round).work()
-
-    def _shift(self, going: Sequence[Session], on_round: OnRound) -> Shift:
-        return Shift(self._bench, self._large, self._few, self._fewer, self._judging, self._planners, going, on_round)
+                Scheduler(self, active, on_round).work()
 
 
 def steps_of_all(rounds: Sequence[Sequence[int]], lanes: int) -> int:
-    """Steps until every cohort has done a round, at the least: all lanes full, or the cohort that takes longest by
-    itself. A round is its clients' steps, the most first."""
+    """A lower bound of the steps until every cohort has done a round: all lanes full, or the slowest cohort alone.
+
+    A round is its clients' steps, the most first.
+    """
     return max(-(-sum(map(sum, rounds)) // lanes), *(alone(steps, lanes) for steps in rounds))
 
 
 def alone(steps: Sequence[int], lanes: int) -> int:
-    """Steps of one cohort's round in lanes of its own: whichever is free takes the client with the most."""
+    """Steps of one cohort's round in lanes of its own: the lane that is free first takes the longest client."""
     if len(steps) <= lanes:
         return steps[0]
     free = [0] * lanes

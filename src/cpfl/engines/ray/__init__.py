@@ -1,8 +1,8 @@
-"""Ray: cohorts train on the workers of a cluster; the driver keeps sessions, records and checkpoints, as ever.
+"""The engine of a Ray cluster: workers train whole cohorts, the driver keeps sessions, records and checkpoints.
 
-Nothing here imports Ray before it is asked for: those who do not have it lose nothing.
+Importing this package does not import Ray.
 """
 
-from cpfl.engines.ray.place import Place
+from cpfl.engines.ray.config import ClusterConfig
 
-__all__ = ["Place"]
+__all__ = ["ClusterConfig"]

@@ -1,202 +1,176 @@
-"""The cluster: reached, looked at, and found fit for an experiment before anything is written.
-
-What can be wrong is told in one sentence each: no cluster at the address, too few CPUs or GPUs, another cpfl or torch
-on a node, a folder that a node does not see.
-"""
+"""Connecting to a Ray cluster and checking it before anything is written: one sentence for every problem."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
-import logging
 import os
-import signal
 import socket
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
+import torch
 from ray import cloudpickle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cpfl.engines.ray import fitness
-from cpfl.engines.ray.place import ADDRESSES, Place, quiet
+from cpfl.engines.ray import _ray_internals, environment
+from cpfl.engines.ray.config import ADDRESSES, ClusterConfig
+from cpfl.engines.workers.pool import cores
 from cpfl.errors import ClusterError
 
-REACH_SECONDS = 5.0
-LOOK_SECONDS = 120.0  # for a node to answer, the start of a Python process and its imports included
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 120.0  # for a node to answer, with the start of a Python process and its imports
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that is fit for the work: how many workers, and what each is given."""
+    """A cluster that passed the checks: the number of workers and the resources of each."""
 
     workers: int
-    cpus: float
-    gpus: float
+    gpus: float  # share of a GPU for each worker; 0: it trains on its CPU
     nodes: int
-    dashboard: str  # its address; empty: it does not run
-    ours: bool  # begun for this run, and ended with it
+    dashboard: str  # address of Ray's dashboard; empty: it does not run
+    connected_here: bool  # connected, or started, for this run: disconnect at its end
 
     @property
     def device(self) -> str:
-        """Of every worker."""
+        """Device of every worker."""
         return "cuda" if self.gpus else "cpu"
 
+    def __str__(self) -> str:
+        each = f"{self.gpus:g} GPU" if self.gpus else "a core"
+        link = f"; Ray's dashboard: {self.dashboard}" if self.dashboard else ""
+        return f"Ray: {_counted(self.workers, 'worker')} on {_counted(self.nodes, 'node')}, {each} each{link}"
 
-def connect(place: Place) -> bool:
-    """Reach the cluster; whether it is one that was begun just now."""
-    quiet()
+
+def connect(config: ClusterConfig) -> bool:
+    """Connect to the cluster, or start one on this machine; False if this process was connected already."""
+    _ray_internals.silence()
     if ray.is_initialized():
-        _check_address(place.address)
+        _check_address(config.address)
         return False
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not place.address:
-        with _signals(), _loopback():
-            ray.init(address="local", include_dashboard=False, **options)
-        return True
-    if place.address != "auto":
-        host, _, port = place.address.rpartition(":")
+    if config.address not in ("", "auto"):
+        host, _, port = config.address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
-            raise ClusterError(f"there is no Ray cluster at --address {place.address}: {error}") from None
+            raise ClusterError(f"there is no Ray cluster at address = {config.address}: {error}") from None
     try:
-        with _signals():
-            ray.init(address=place.address, **options)
+        _ray_internals.init(config.address)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        # Another version of Ray or Python on the head is told here too.
-        said = " ".join(str(error).split())[:300]
-        raise ClusterError(f"no Ray cluster can be used at --address {place.address} ({ADDRESSES}): {said}") from None
+        if not config.address:
+            raise
+        # Another version of Ray or Python on the head is reported here too.
+        reason = " ".join(str(error).split())[:300]
+        raise ClusterError(
+            f"no Ray cluster can be used at address = {config.address} ({ADDRESSES}): {reason}"
+        ) from None
     return True
 
 
 def _check_address(address: str) -> None:
-    """Whoever has reached a cluster already uses that one; it must be the one that is asked for."""
-    if address in ("", "auto") or ray.get_runtime_context().get_task_id() is not None:  # a task is where it is
+    """A process that is connected already stays with that cluster, which must be the one in the config."""
+    if address in ("", "auto") or ray.get_runtime_context().get_task_id() is not None:  # a task cannot choose
         return
-    there = ray.get_runtime_context().gcs_address
-    (host, _, port), (own, _, own_port) = address.rpartition(":"), there.rpartition(":")
-    if port != own_port or not _machines(host) & _machines(own):
+    current = ray.get_runtime_context().gcs_address
+    (host, _, port), (current_host, _, current_port) = address.rpartition(":"), current.rpartition(":")
+    if port != current_port or not _ip_addresses(host) & _ip_addresses(current_host):
         raise ClusterError(
-            f"this process uses the Ray cluster at {there} already, not --address {address}: say that one"
+            f"this process uses the Ray cluster at {current} already, not address = {address}: say that one"
         )
 
 
-def _machines(host: str) -> set[str]:
-    """The addresses of a name; this machine's own, by whichever it is called."""
+def _ip_addresses(host: str) -> set[str]:
+    """The IP addresses of a host; a loopback address also stands for this machine's address in the cluster."""
     with contextlib.suppress(OSError):
         found = {str(info[4][0]) for info in socket.getaddrinfo(host.strip("[]"), None)}
-        here = ray.util.get_node_ip_address()
-        return found | {here} if any(ipaddress.ip_address(one).is_loopback for one in found) else found
+        loopback = any(ipaddress.ip_address(one).is_loopback for one in found)
+        return found | {ray.util.get_node_ip_address()} if loopback else found
     return {host}
 
 
-def look(place: Place, cohorts: int, workers: int, ours: bool) -> Cluster:
-    """How many workers there will be, after every node was found fit."""
-    _check_code()
-    if place.node_data:
+def check_cluster(config: ClusterConfig, cohorts: int, workers: int, connected_here: bool) -> Cluster:
+    """Check every node, then decide the number of workers: as many as asked for or as fit, at most one per cohort."""
+    driver = environment.inspect()
+    for node, found in _inspect_nodes(""):
+        if other := environment.difference(found, driver):
+            raise ClusterError(f"node {node} of the Ray cluster {other}")
+    if config.node_data:
         remedy = "or leave it out and the data travel through Ray"
-        seen(place.node_data, f"--node-data {place.node_data}", remedy)
-    there = ray.cluster_resources()  # after the nodes were asked: one that was lost a moment ago is known to be by now
-    gpus = there.get("GPU", 0.0)
-    where = f"the Ray cluster at {place.address}" if place.address else "this machine"
-    if place.device == "cuda" and not gpus:
-        raise ClusterError(f"--device cuda asks for GPUs, and {where} has none that Ray knows of")
-    on_gpus = bool(gpus) and place.device != "cpu"
+        check_path(config.node_data, f"node_data = {config.node_data}", remedy)
+    total = ray.cluster_resources()  # after the nodes were inspected, when Ray knows which ones are lost
+    where = f"the Ray cluster at {config.address}" if config.address else "this machine"
+    if config.device == "cuda" and not total.get("GPU"):
+        raise ClusterError(f"device = cuda asks for GPUs, and {where} has none that Ray knows of")
+    share = config.gpu_share if total.get("GPU") and config.device != "cpu" else 0.0
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    fitting = slots([node["Resources"] for node in nodes], place.gpu_share if on_gpus else 0.0)
-    each = f"{place.gpu_share:g} GPU and a CPU of one node" if on_gpus else "a CPU"
-    wanted = workers or fitting
+    fitting = slots([node["Resources"] for node in nodes], share)
+    each = f"{share:g} GPU and a CPU of one node" if share else "a CPU"
+    counts = [_counted(total[key], key) for key in ("CPU", "GPU") if key in total]
+    resources = " and ".join(counts) or "neither CPUs nor GPUs"
     if fitting < 1:
-        raise ClusterError(f"{where} has no room for a worker, which needs {each}: it has {_told(there)}")
-    if wanted > fitting:
+        raise ClusterError(f"{where} has no slot for a worker, which needs {each}: it has {resources}")
+    if workers > fitting:
         raise ClusterError(
-            f"{where} has {_told(there)}: {wanted} workers, each with {each}, do not fit there; "
-            f"allowed: --workers 1 to {fitting}"
+            f"{where} has {resources}: {workers} workers, each with {each}, do not fit there; "
+            f"allowed: workers = 1 to {fitting}"
         )
-    dashboard = ray._private.worker.get_dashboard_url()
-    link = f"http://{dashboard}" if dashboard else ""
-    return Cluster(min(wanted, cohorts), 1.0, place.gpu_share if on_gpus else 0.0, len(nodes), link, ours)
+    used = min(workers or fitting, cohorts)
+    return Cluster(used, share, len(nodes), _ray_internals.dashboard_url(), connected_here)
 
 
 def slots(nodes: Sequence[Mapping[str, float]], gpu_share: float) -> int:
     """How many workers fit: each needs a CPU, and a share of one GPU of the same node unless that is 0."""
-    most = [int(node.get("CPU", 0)) for node in nodes]
+    per_node = [int(node.get("CPU", 0)) for node in nodes]
     if gpu_share:
-        a_gpu = int(1 / gpu_share + 1e-9)  # 1 / 0.1 is less than 10 for some shares, and a worker is never split
-        most = [min(cpus, int(node.get("GPU", 0)) * a_gpu) for cpus, node in zip(most, nodes, strict=True)]
-    return sum(most)
+        per_gpu = int(1 / gpu_share + 1e-9)  # 1 / 0.1 is less than 10 for some shares; no worker is split
+        per_node = [min(cpus, int(node.get("GPU", 0)) * per_gpu) for cpus, node in zip(per_node, nodes, strict=True)]
+    return sum(per_node)
 
 
-def seen(path: str, name: str, remedy: str = "or a shared file system") -> None:
-    """Every node sees a file or folder."""
-    for node, found in _asked(path):
-        if not found["seen"]:
+def limit_to_share(gpu_share: float) -> None:
+    """Keep this process to its share of the GPU's memory and of its node's cores; call before CUDA and the compiler."""
+    if gpu_share < 1:
+        torch.cuda.set_per_process_memory_fraction(gpu_share)
+    if COMPILE_THREADS not in os.environ:  # the compiler reads it when it is imported
+        own = ray.get_runtime_context().get_node_id()
+        node = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
+        os.environ[COMPILE_THREADS] = str(compile_threads(node, gpu_share))
+
+
+def compile_threads(node: Mapping[str, float], gpu_share: float) -> int:
+    """A process's share of its node's cores while all processes compile at once."""
+    return max(1, cores() // max(1, slots([node], gpu_share)))
+
+
+def check_path(path: str, name: str, remedy: str = "or a shared file system") -> None:
+    """Every node can read a file or folder."""
+    for node, found in _inspect_nodes(path):
+        if not found["path_exists"]:
             raise ClusterError(
                 f"node {node} of the Ray cluster does not see {name}: give a folder that every node sees, {remedy}"
             )
 
 
-def _check_code() -> None:
-    """Every node has the driver's cpfl and what it stands on."""
-    here = fitness.fitness("")
-    for node, found in _asked(""):
-        other = fitness.unlike(found, here)
-        if other:
-            raise ClusterError(f"node {node} of the Ray cluster {other}")
-
-
-def _asked(path: str) -> Iterator[tuple[str, fitness.Fitness]]:
-    """What every node that could hold a worker has; one that is lost meanwhile is passed over."""
-    cloudpickle.register_pickle_by_value(fitness)  # a node with another cpfl, or none, must be able to answer
-    ask = ray.remote(fitness.fitness)
-    able = [n for n in ray.nodes() if n["Alive"] and (n["Resources"].get("CPU") or n["Resources"].get("GPU"))]
-    there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in able]
-    answers = [ask.options(num_cpus=0, scheduling_strategy=where).remote(path) for where in there]
-    for node, answer in zip(able, answers, strict=True):
+def _inspect_nodes(path: str) -> Iterator[tuple[str, environment.Environment]]:
+    """The environment of every node that could hold a worker; nodes that are lost meanwhile are skipped."""
+    cloudpickle.register_pickle_by_value(environment)
+    inspect = ray.remote(environment.inspect)
+    nodes = [n for n in ray.nodes() if n["Alive"] and (n["Resources"].get("CPU") or n["Resources"].get("GPU"))]
+    strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    answers = [inspect.options(num_cpus=0, scheduling_strategy=one).remote(path) for one in strategies]
+    for node, answer in zip(nodes, answers, strict=True):
         name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
         try:
-            yield name, ray.get(answer, timeout=LOOK_SECONDS)
+            yield name, ray.get(answer, timeout=ANSWER_SECONDS)
         except RayError as error:
             if not any(now["Alive"] for now in ray.nodes() if now["NodeID"] == node["NodeID"]):
                 continue
             raise ClusterError(f"node {name} of the Ray cluster does not answer: {type(error).__name__}") from None
 
 
-def _told(resources: dict[str, float]) -> str:
-    counts = {key: resources[key] for key in ("CPU", "GPU") if key in resources}
-    found = [f"{count:g} {key}{'' if count == 1 else 's'}" for key, count in counts.items()]
-    return " and ".join(found) or "neither CPUs nor GPUs"
-
-
-@contextlib.contextmanager
-def _loopback() -> Iterator[None]:
-    """A cluster of this machine alone listens on loopback alone, as Ray has it on systems without clusters."""
-    key, constants = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray._private.ray_constants
-    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
-    chosen = os.environ.get(key)
-    os.environ[key] = "0"  # for the processes of the cluster
-    try:
-        yield
-    finally:
-        constants.ENABLE_RAY_CLUSTER = before
-        if chosen is None:
-            del os.environ[key]
-        else:
-            os.environ[key] = chosen
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Ray would answer SIGTERM in its own way from now on."""
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM) if main else None
-    try:
-        yield
-    finally:
-        if main and before is not None:
-            signal.signal(signal.SIGTERM, before)
+def _counted(count: float, name: str) -> str:
+    return f"{count:g} {name}{'' if count == 1 else 's'}"

@@ -1,4 +1,9 @@
-"""A worker: holds the problem and an engine of its own, trains the cohorts that it was given, tells of every round."""
+"""A worker: a Ray actor that holds the task, trains its cohorts and sends every closed round to the driver.
+
+The task comes through Ray's object store, once for each node, or is built from a folder of data sets on the nodes. The
+workers of a node share arrays in the object store and memory-mapped images of a folder. Each worker makes for itself
+what an experiment derives from a folder's images: limited sets, a held-out test set, resized public images.
+"""
 
 from __future__ import annotations
 
@@ -9,155 +14,198 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 
 from cpfl import models
+from cpfl.data.federated import Given
+from cpfl.data.sources import search_roots
+from cpfl.engines.gpu_errors import device_failed, out_of_memory
 from cpfl.engines.lanes import LaneEngine
-from cpfl.engines.mishaps import device_failed, short_of_memory
-from cpfl.engines.ray import letters
-from cpfl.engines.ray.fitness import Fitness, fitness, unlike
-from cpfl.engines.ray.letters import Charge, Letter, Trouble
-from cpfl.engines.ray.mirror import Mirror
-from cpfl.engines.ray.sharing import settle_in
-from cpfl.engines.ray.shipping import Shipped, unpacked
-from cpfl.engines.workers.crew import keep_memory
-from cpfl.errors import ClusterError, CpflError
+from cpfl.engines.ray import environment
+from cpfl.engines.ray.cluster import limit_to_share
+from cpfl.engines.ray.messages import Arrays, Message, Released, Replica, SessionState, WorkerFailure
+from cpfl.engines.workers.pool import keep_memory
+from cpfl.errors import ClusterError, CpflError, DataError, SettingError
+from cpfl.models import from_arrays, to_arrays
+from cpfl.settings import GIVEN, Experiment
+from cpfl.task.population import Population
+from cpfl.task.task import Task, build_task
 
-MOST = 64  # letters in one answer
+MAX_MESSAGES = 64  # in one answer
 
 
 class Worker:
-    """An actor of Ray. One thread trains; the others answer calls."""
+    """One thread trains; the others answer the driver's calls."""
 
     def __init__(self, device: str, gpu_share: float = 1.0) -> None:
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # we never write
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # never written to
         torch.set_num_threads(1)
-        self._device = torch.device(device)  # a GPU that is not ours need not be hidden, one that is ours is alone
+        self._device = torch.device(device)  # Ray hides the GPUs of other workers
         self._gpu_share = gpu_share
-        self._letters: queue.Queue[Letter] = queue.Queue()
+        self._messages: queue.Queue[Message] = queue.Queue()
         self._changed = threading.Condition()
-        self._sessions: dict[int, Mirror] = {}
-        self._new: list[Charge] = []
+        self._sessions: dict[int, Replica] = {}
+        self._new: list[SessionState] = []
         self._busy, self._since, self._training = 0.0, time.monotonic(), False
 
-    def there(self) -> None:
-        """Answers as soon as this worker has found room."""
+    def ping(self) -> None:
+        """Answers as soon as Ray has placed this worker on a node."""
 
-    def open(self, problems: list[Any], label: str, here: Fitness) -> dict[str, Any]:
-        """Take the one problem, in the object store, and make an engine for it. Where and what this worker is.
+    def load(self, tasks: list[Any], name: str, driver: environment.Environment) -> dict[str, Any]:
+        """Load the one task from the object store and create an engine for it; returns facts about this worker.
 
-        The node may have joined after the others were looked at, and nothing of the driver's is read before it is
-        known to have the same code.
+        The node may have joined after the driver checked the others. So its code is compared before anything of the
+        driver's is unpickled.
         """
-        from cpfl.engines import choice  # here, or the two would import each other
+        from cpfl.engines import create  # an import at the top would be circular
 
-        node = os.uname().nodename
-        if other := unlike(fitness(""), here):
+        node, on_gpu = os.uname().nodename, self._device.type == "cuda"
+        if other := environment.difference(environment.inspect(), driver):
             raise ClusterError(f"node {node} of the Ray cluster {other}")
-        if self._device.type == "cuda" and not torch.cuda.is_available():
+        if on_gpu and not torch.cuda.is_available():
             raise ClusterError(
                 f"node {node} of the Ray cluster has GPUs that torch {torch.__version__} cannot use there: install a "
-                "torch for them on all nodes, or choose --device cpu"
+                "torch for them on all nodes, or set device = cpu"
             )
-        if self._device.type == "cuda":
-            settle_in(self._gpu_share)
+        if on_gpu:
+            limit_to_share(self._gpu_share)
         else:
             keep_memory()
-        shipped: Shipped = ray.get(problems[0])
-        self._problem = problem = unpacked(shipped)
-        name = "lanes" if self._device.type == "cuda" else "workers"
-        said: list[str] = []
+        self._task = unpack(ray.get(tasks[0]))
+        notes: list[str] = []
         try:
-            self._engine = choice.engine(name, problem, self._device, said.append, 1)
+            self._engine = create.create_engine(
+                "lanes" if on_gpu else "workers", self._task, self._device, notes.append, 1
+            )
         except Exception as error:
-            if not short_of_memory(error):
+            if not out_of_memory(error):
                 raise
             raise ClusterError(
                 f"{self._gpu_share:g} of a GPU of node {node} has too little memory for this experiment: give a larger "
-                "--gpu-share, so that fewer workers share a GPU"
+                "gpu_share, so that fewer workers share a GPU"
             ) from None
-        # A lane's models are complete when it tells of them; another engine's may still be under way on the device.
-        self._complete = isinstance(self._engine, LaneEngine) and self._device.type == "cuda"
-        threading.Thread(target=self._live, name="training", daemon=True).start()
-        device = torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu"
-        return {"worker": label, "node": node, "pid": os.getpid(), "device": device, "said": said}
+        # Lanes report models that the device has finished; another engine's may still be in the device's queue.
+        self._complete = isinstance(self._engine, LaneEngine) and on_gpu
+        threading.Thread(target=self._train, name="training", daemon=True).start()
+        device = torch.cuda.get_device_name() if on_gpu else "cpu"
+        return {"worker": name, "node": node, "pid": os.getpid(), "device": device, "notes": notes}
 
-    def take(self, charges: Sequence[Charge]) -> None:
-        """Train these cohorts too; those that are here already pause between rounds, and all go on together."""
+    def assign(self, states: Sequence[SessionState]) -> None:
+        """Train these cohorts too; current cohorts pause after their open round, then all continue together."""
         with self._changed:
-            self._new.extend(charges)
+            self._new.extend(states)
             for session in self._sessions.values():
-                if not session.leaving:
-                    session.returning = session.leaving = True
+                if not session.stopping:
+                    session.resuming = session.stopping = True
             self._changed.notify()
 
-    def leave(self, cohorts: Sequence[int]) -> None:
-        """Give these cohorts up, each with the round that is open; a letter tells when."""
+    def release(self, cohorts: Sequence[int]) -> None:
+        """Give these cohorts up after their open round; a message says when."""
         with self._changed:
-            for cohort in cohorts:
-                if cohort in self._sessions:
-                    self._sessions[cohort].returning, self._sessions[cohort].leaving = False, True
-            for charge in [charge for charge in self._new if charge.cohort in cohorts]:
-                self._new.remove(charge)
-                self._letters.put(letters.Left(charge.cohort))
+            for cohort in self._sessions.keys() & set(cohorts):
+                self._sessions[cohort].resuming, self._sessions[cohort].stopping = False, True
+            for state in [state for state in self._new if state.cohort in cohorts]:
+                self._new.remove(state)
+                self._messages.put(Released(state.cohort))
 
-    def letters(self, seconds: float) -> tuple[list[Letter], float]:
-        """What has come up; waits so long for something. And the share of the time since the last call that was
-        spent training."""
-        found: list[Letter] = []
+    def messages(self, seconds: float) -> tuple[list[Message], float]:
+        """New messages, after waiting up to `seconds` for the first, and the share of time spent training since the
+        last call."""
+        found: list[Message] = []
         try:
-            found.append(self._letters.get(timeout=seconds))
-            while len(found) < MOST:
-                found.append(self._letters.get_nowait())
+            found.append(self._messages.get(timeout=seconds))
+            while len(found) < MAX_MESSAGES:
+                found.append(self._messages.get_nowait())
         except queue.Empty:
             pass
         now = time.monotonic()
-        share, self._busy = self._busy, 0.0
+        busy, self._busy = self._busy, 0.0
         with self._changed:
             if self._training:
-                share += now - max(self._began, self._since)
+                busy += now - max(self._began, self._since)
             elapsed, self._since = now - self._since, now
-        return found, min(1.0, share / elapsed) if elapsed else 0.0
+        return found, min(1.0, busy / elapsed) if elapsed else 0.0
 
     def apply(self, job: Callable[..., Any], shared: list[Any], piece: Any) -> Any:
-        """Do something else than training with the problem; what is shared is fetched one item after the other."""
+        """Do other work than training with the task; shared items are fetched one after the other."""
         with models.threads(1):
-            return job(self._problem, self._device, lambda: map(ray.get, shared), piece)
+            return job(self._task, self._device, lambda: map(ray.get, shared), piece)
 
-    def _live(self) -> None:
+    def _train(self) -> None:
         while True:
             with self._changed:
-                while not self._new:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._new)
                 self._training, self._began = True, time.monotonic()
             try:
-                sessions: list[Mirror] = []
-                while sessions := self._next(sessions):
-                    self._engine.federate(sessions, lambda session, closed: None)
+                sessions: list[Replica] = []
+                while sessions := self._next_sessions(sessions):
+                    self._engine.train_cohorts(sessions, lambda session, closed: None)
             except CpflError as error:
-                self._letters.put(Trouble(error, ""))
+                self._messages.put(WorkerFailure(error, ""))
             except BaseException as error:
-                self._letters.put(Trouble(None, traceback.format_exc(), device_failed(error)))
+                self._messages.put(WorkerFailure(None, traceback.format_exc(), device_failed(error)))
             with self._changed:
                 self._training = False
                 self._busy += time.monotonic() - max(self._began, self._since)
 
-    def _next(self, sessions: list[Mirror]) -> list[Mirror]:
-        """Those that only paused for others to join, and those; none when all have stopped or left."""
+    def _next_sessions(self, sessions: list[Replica]) -> list[Replica]:
+        """Sessions that only paused, and the new ones; none when all have stopped or were released."""
         with self._changed:
             for session in sessions:
-                session.settle()
-            going = [session for session in sessions if not session.idle]
-            going += [self._session(charge) for charge in self._new]
-            self._new, self._sessions = [], {session.cohort: session for session in going}
-            return going
+                session.resume_or_release()
+            active = [session for session in sessions if not session.idle]
+            active += [self._replica(state) for state in self._new]
+            self._new, self._sessions = [], {session.cohort: session for session in active}
+            return active
 
-    def _session(self, charge: Charge) -> Mirror:
-        session = self._problem.session(charge.cohort, Mirror)
-        assert isinstance(session, Mirror)
-        session.post, session.complete = self._letters.put, self._complete
-        letters.put(charge, session)
-        return session
+    def _replica(self, state: SessionState) -> Replica:
+        replica = self._task.session(state.cohort, Replica)
+        assert isinstance(replica, Replica)
+        replica.send, replica.complete = self._messages.put, self._complete
+        state.restore(replica)
+        return replica
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a worker needs to build the driver's task from a folder of data sets."""
+
+    folder: str
+    experiment: Experiment
+    population: Population
+    start: Arrays
+    starts: dict[int, Arrays]  # of cohorts with a model of their own
+    fingerprint: dict[str, str]
+
+
+def pack(task: Task, folder: str) -> Task | Recipe:
+    """The task itself, or how to build it where this folder is."""
+    if not folder:
+        return task
+    experiment = task.experiment
+    named = {"model": experiment.model.name, "train": experiment.data.train, "public": experiment.data.public}
+    for key, name in named.items():
+        if name == GIVEN:
+            raise SettingError(f"node_data = {folder} cannot hold your own {key}, given in Python: leave it out")
+    starts = {cohort: to_arrays(own.start) for cohort, own in task.cohort_models.items()}
+    population = Population(task.data.clients, task.fleet, task.cohorts, task.label_counts)
+    return Recipe(folder, experiment, population, to_arrays(task.start), starts, task.fingerprint())
+
+
+def unpack(packed: Task | Recipe) -> Task:
+    """The driver's task on a worker."""
+    if isinstance(packed, Task):
+        return packed
+    task = build_task(packed.experiment, search_roots(Path(packed.folder)), Given(), population=packed.population)
+    found = task.fingerprint()
+    for name, digest in packed.fingerprint.items():
+        if found[name] != digest:
+            raise DataError(f"the {name} data in node_data = {packed.folder} are not the driver's: checksums differ")
+    own_models = task.cohort_models.items()
+    others = {cohort: replace(own, start=from_arrays(packed.starts[cohort])) for cohort, own in own_models}
+    return replace(task, start=from_arrays(packed.start), cohort_models=others)

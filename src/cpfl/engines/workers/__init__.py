@@ -1,4 +1,4 @@
-"""Workers: clients train on all cores of a machine, a process each."""
+"""The engine for CPUs: clients train on all cores of a machine, in a process each."""
 
 from cpfl.engines.workers.engine import WorkerEngine
 

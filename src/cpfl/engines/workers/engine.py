@@ -1,153 +1,171 @@
 """The engine of a CPU: every core trains clients, of any cohort, with no barrier between cohorts.
 
 Results do not depend on the number of workers: a client's arithmetic is its own, and models are added up in the order
-of the clients, whoever ends first.
+of the clients, whichever worker ends first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from cpfl import models
-from cpfl.engines.base import OnRound
-from cpfl.engines.workers.crew import Crew, Job, can_fork, cores
-from cpfl.engines.workers.joining import Anatomy, Arrival, join
+from cpfl.engines.aggregation import RoundAggregator
+from cpfl.engines.base import Engine, OnRound
+from cpfl.engines.workers.model_rows import ModelRow, worker_layout
+from cpfl.engines.workers.pool import Job, WorkerPool, can_fork, cores
 from cpfl.errors import DivergedError
-from cpfl.federation import fates, local
-from cpfl.federation.memory import Memory
-from cpfl.federation.session import ClientResult, Outcome, Session
-from cpfl.problem import Problem
+from cpfl.federation import local_training, optimizers
+from cpfl.federation.optimizers.state import CLIENT_STATE_MEAN, AlgorithmState
+from cpfl.federation.session import ClientResult, RoundResult, Session
+from cpfl.models import State
+from cpfl.models.layout import Layout
+from cpfl.task.task import Task
 
-TOGETHER = 512  # validation samples that are judged in one job, where they do not see each other
+JOB_SAMPLES = 512  # validation samples of one job, where a model looks at each sample alone
 
 
-class WorkerEngine:
+class WorkerEngine(Engine):
     """Trains clients on all cores, or on `workers` of them."""
 
     name = "workers"
 
-    def __init__(self, problem: Problem, workers: int = 0) -> None:
-        self._problem = problem
-        wanted = min(workers or cores(), problem.experiment.clients)
-        self._anatomy = Anatomy.of(problem)
-        data = problem.data
-        module = models.fresh(problem.build, problem.experiment.seed, "init", data.transform.dtype).eval()
+    def __init__(self, task: Task, workers: int = 0) -> None:
+        self.task, data = task, task.data
+        module = models.fresh(task.build, task.experiment.seed, "init", data.transform.dtype).eval()
         x = data.transform(torch.as_tensor(data.train.x[:4]))
-        self._together = 1 if models.looks_at_batches(module, x) else TOGETHER
-        self._crew = Crew(problem, wanted if can_fork() else 1, self._anatomy.parameters)
+        self.job_samples = 1 if models.looks_at_batches(module, x) else JOB_SAMPLES
+        self.layout, self.stale_layout = worker_layout(task), Layout.from_module(module)
+        self.server = optimizers.server_optimizer(task.experiment.federation)
+        self.client = optimizers.client_optimizer(task.experiment.federation)
+        count = min(workers or cores(), task.experiment.clients)
+        self.pool = WorkerPool(task, count if can_fork() else 1, self.layout)
 
-    def federate(self, sessions: Sequence[Session], on_round: OnRound) -> None:
+    def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
-        crew = self._crew
-        crew.waiting.clear()
-        rounds = {
-            session.cohort: Round(self._problem, self._anatomy, crew, session, self._together)
-            for session in sessions
-            if not session.idle
-        }
+        self.pool.waiting.clear()
+        rounds = {session.cohort: Round(self, session) for session in sessions if not session.idle}
 
-        def on_done(job: Job, answer: tuple[float, float | None] | list[float], slot: int) -> None:
-            round = rounds[job.place]
+        def on_done(job: Job, answer: Any, slot: int) -> None:
+            round = rounds[job.cohort]
             if job.kind == "train":
-                assert isinstance(answer, tuple)
-                round.trained(job.clients[0], *answer, slot)
+                round.trained(job.clients[0], answer, slot)
             else:
-                assert isinstance(answer, list)
-                round.judged(job.clients, answer)
+                round.evaluated(job.clients, answer)
             if round.complete:
                 session = round.session
-                on_round(session, session.close_round(round.outcome()))
+                on_round(session, session.close_round(round.result()))
                 if not session.idle:
-                    rounds[session.cohort] = Round(self._problem, self._anatomy, crew, session, self._together)
+                    rounds[session.cohort] = Round(self, session)
 
-        crew.work(on_done)
+        self.pool.work(on_done)
 
 
 class Round:
-    """A round of one cohort that is under way: first its clients train, then they judge what came of it."""
+    """The open round of one cohort: first its clients train, then they evaluate the new model."""
 
-    def __init__(self, problem: Problem, anatomy: Anatomy, crew: Crew, session: Session, together: int) -> None:
-        self.session, self._crew, self._together = session, crew, together
-        self._settings, self._clients = problem.experiment.federation, problem.data.clients
-        self._work = session.open_round()
-        crew.places.put(session.cohort, self._work.model)
-        self._losses: dict[int, float] = {}
-        self._squares: dict[int, float | None] = {}
+    def __init__(self, engine: WorkerEngine, session: Session) -> None:
+        self.session, self._pool, self._job_samples = session, engine.pool, engine.job_samples
+        self._settings, self._clients = engine.task.experiment.federation, engine.task.data.clients
+        self._request = request = session.open_round()
+        self._pool.models[session.cohort].write(request.model)
+        self._write_client_states(engine.layout)
+        self._mean = request.aggregation == "mean"
+        layout, cpu = engine.layout if self._mean else engine.stale_layout, torch.device("cpu")
+        self._aggregator = RoundAggregator(layout, engine.server, request, cpu, engine.client)
+        self._model, self._algorithm_state = State(), AlgorithmState()
+        self._losses: dict[int, tuple[float, float | None]] = {}  # of training, and of their squares
         self._validation: dict[int, float] = {}
-        self._to_judge = 0
-        self._join, self._memory = join(problem, anatomy, crew, self._work), Memory()
-        self._order = list(self._work.participants)  # clients whose models are still to be added, in this order
-        self._early: dict[int, Arrival] = {}  # models that came before their turn
-        longest_first = sorted(self._work.participants, key=lambda client: -self._steps(client))
-        crew.waiting.extend(self._job(client) for client in longest_first)
+        self._evaluations = 0  # jobs that are not done yet
+        self._order = list(request.participants)  # clients whose models are still to be added, in this order
+        self._early: dict[int, tuple[ModelRow, Tensor | None]] = {}  # models that came before their predecessors
+        longest_first = sorted(request.participants, key=lambda client: -self._steps(client))
+        self._pool.waiting.extend(self._job(client) for client in longest_first)
+
+    def _write_client_states(self, layout: Layout) -> None:
+        states, known = self._pool.states, self._request.algorithm_state
+        if states is None:
+            return
+        rows = [(states.means_NP[self.session.cohort], known.cohort.get(CLIENT_STATE_MEAN))]
+        rows += [(states.clients_MP[client], known.clients.get(client)) for client in self._request.participants]
+        for row_P, state in rows:
+            if state is None:
+                row_P.zero_()
+            else:
+                layout.write(row_P, state)
 
     def _job(self, client: int) -> Job:
-        work, origin = self._work, self._work.origins.get(client)
-        steps = work.steps.get(client)
+        request, origin = self._request, self._request.origins.get(client)
         start = None if origin is None else {name: value.numpy() for name, value in origin.model.items()}
-        return Job("train", work.cohort, (client,), work.origin(client).round, steps, work.squares, start)
+        number, steps = request.origin(client).round, request.steps.get(client)
+        return Job("train", request.cohort, (client,), number, steps, request.squared_losses, start)
 
     @property
     def complete(self) -> bool:
-        """All have trained and judged."""
-        return not self._order and self._to_judge == 0
+        """All clients have trained and evaluated."""
+        return not self._order and self._evaluations == 0
 
-    def trained(self, client: int, loss: float, squares: float | None, slot: int) -> None:
-        """A client's model lies in a slot; the last one makes the cohort's new model."""
-        self._check(client, loss)
-        self._losses[client], self._squares[client] = loss, squares
-        slots, kept = self._crew.slots, self._crew.kept
-        left_P = kept.leaving.floats_KP[slot] if kept else None
-        self._early[client] = Arrival(slots.floats_KP[slot], slots.wholes_KQ[slot], left_P)
+    def trained(self, client: int, losses: tuple[float, float | None], slot: int) -> None:
+        """A client's model lies in a slot; the last one completes the cohort's new model."""
+        self._check(client, losses[0])
+        self._losses[client], states = losses, self._pool.states
+        self._early[client] = self._pool.slots[slot], states.new_SP[slot].clone() if states else None
         while self._order and self._order[0] in self._early:
             first = self._order.pop(0)
-            self._join.add(first, self._size(first), self._steps(first), self._early.pop(first))
-        if client in self._early:
-            self._early[client] = self._early[client].kept()
+            self._add(first, *self._early.pop(first))
+        if client in self._early:  # the slot is needed for others
+            self._early[client] = self._early[client][0].clone(), self._early[client][1]
         if not self._order:
-            self._memory = self._join.finish()
-            self._have_judged()
+            self._model, self._algorithm_state = self._aggregator.result()
+            self._pool.models[self.session.cohort].write(self._model)
+            self._evaluate()
 
-    def _have_judged(self) -> None:
+    def _add(self, client: int, model: ModelRow, state_P: Tensor | None) -> None:
+        row_P, origin = model.parameters_P if self._mean else None, self._request.origins.get(client)
+        self._aggregator.add(model.tensors, self._size(client), self._steps(client), origin, row_P)
+        if state_P is not None and self._pool.states:
+            self._aggregator.add_client_state(client, self._pool.states.clients_MP[client], state_P)
+
+    def _evaluate(self) -> None:
         group, samples, jobs = list[int](), 0, list[Job]()
-        for client in self._work.participants:
+        for client in self._request.participants:
             held = int(self._clients.validation_sizes[client])
             if held:
                 group.append(client)
                 samples += held
-            if group and (samples >= self._together or client == self._work.participants[-1]):
-                jobs.append(Job("judge", self.session.cohort, tuple(group), self._work.round))
+            if group and (samples >= self._job_samples or client == self._request.participants[-1]):
+                jobs.append(Job("evaluate", self.session.cohort, tuple(group), self._request.round))
                 group, samples = [], 0
-        self._to_judge = len(jobs)
-        self._crew.waiting.extendleft(reversed(jobs))  # first: a cohort waits for them
+        self._evaluations = len(jobs)
+        self._pool.waiting.extendleft(reversed(jobs))  # first: a cohort waits for them
 
-    def judged(self, clients: Sequence[int], losses: Sequence[float]) -> None:
-        """Some clients have judged the new model."""
+    def evaluated(self, clients: Sequence[int], losses: Sequence[float]) -> None:
+        """Some clients have evaluated the new model."""
         for client, loss in zip(clients, losses, strict=True):
             self._check(client, loss)
             self._validation[client] = loss
-        self._to_judge -= 1
+        self._evaluations -= 1
 
-    def outcome(self) -> Outcome:
-        """What the session is told."""
-        model = self._crew.places.get(self.session.cohort, self._work.model)
+    def result(self) -> RoundResult:
+        """The new model, and what the clients report."""
         results = []
-        for client in self._work.participants:
-            steps = self._steps(client)
-            samples = fates.visited(self._settings, self._size(client), steps)
-            loss, value = self._losses[client], self._validation.get(client)
-            results.append(ClientResult(client, samples, steps, loss, value, squares=self._squares[client]))
-        return Outcome(model, results, memory=self._memory)
+        for client in self._request.participants:
+            steps, (loss, squared) = self._steps(client), self._losses[client]
+            samples = local_training.samples_in_steps(self._settings, self._size(client), steps)
+            validation = self._validation.get(client)
+            results.append(ClientResult(client, samples, steps, loss, validation, squared_losses=squared))
+        return RoundResult(self._model, results, algorithm_state=self._algorithm_state)
 
     def _check(self, client: int, loss: float) -> None:
         if not math.isfinite(loss):
-            raise DivergedError(self.session.cohort, client, self._work.round, loss)
+            raise DivergedError(self.session.cohort, client, self._request.round, loss)
 
     def _size(self, client: int) -> int:
         return int(self._clients.training_sizes[client])
 
     def _steps(self, client: int) -> int:
-        return self._work.steps.get(client) or local.steps(self._settings, self._size(client))
+        return self._request.steps.get(client) or local_training.steps(self._settings, self._size(client))

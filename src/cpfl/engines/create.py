@@ -1,0 +1,197 @@
+"""From the names of an engine and a device to the objects, with the checks that come before any training."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from cpfl import models
+from cpfl.engines.base import Engine, OnRound
+from cpfl.engines.gpu_errors import out_of_memory
+from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.ray import ClusterConfig, config
+from cpfl.engines.reference import ReferenceEngine
+from cpfl.engines.workers import WorkerEngine
+from cpfl.engines.workers.pool import can_fork, cores
+from cpfl.errors import SettingError, first_line
+from cpfl.federation import optimizers
+from cpfl.federation.session import Session
+from cpfl.task.task import Task
+
+NAMES = ("auto", "reference", "workers", "lanes", "ray")
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+Notify = Callable[[str], None]
+
+
+def check_engine(name: str, workers: int = 0, cluster: ClusterConfig | None = None) -> None:
+    """Refuse an engine that does not exist, or that cannot have so many workers or this cluster."""
+    if workers < 0:
+        raise SettingError(f"workers = {workers} is not allowed: 1 or more, or 0 for one on each core")
+    if name not in NAMES:
+        raise SettingError(f"engine = {name!r} is unknown; known: {', '.join(NAMES)}")
+    config.check(name, cluster or ClusterConfig())
+
+
+def torch_device(name: str, engine: str = "auto") -> torch.device:
+    """The device to compute on in this process; auto takes a GPU if there is one.
+
+    With the engine ray, cuda is the device of its workers: a driver without a GPU does its own work on the CPU.
+    """
+    if engine == "ray" and name.split(":")[0] == "cuda" and not torch.cuda.is_available():
+        name = "cpu"
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.split(":")[0] not in DEVICES:
+        known = ", ".join(DEVICES)
+        raise SettingError(f"device = {name!r} is unknown; known: auto, {known}, or one with a number, cuda:1")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # graphs are captured on the current GPU
+    except (RuntimeError, AssertionError) as error:
+        raise SettingError(f"device = {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def create_engine(
+    name: str | Engine,
+    task: Task,
+    device: torch.device,
+    notify: Notify,
+    workers: int = 0,
+    cluster: ClusterConfig | None = None,  # of the engine ray
+) -> Engine:
+    """The engine of this name, or the given one; it holds one for each model where cohorts train different ones."""
+    if isinstance(name, Engine):
+        name.prepare(task, device)
+        return name
+    if name == "ray":
+        from cpfl.engines.ray.engine import RayEngine  # only those who ask for it need Ray
+
+        engine = RayEngine(task, cluster or ClusterConfig(), workers, notify)
+        if engine.device == "cuda" and device.type != "cuda":
+            notify("the driver sees no GPU: cohorts train on GPUs, their evaluation and the student use this CPU")
+        return engine
+    if task.cohort_models:
+        return GroupedEngine(task, lambda own: _local_engine(name, own, device, notify, workers))
+    return _local_engine(name, task, device, notify, workers)
+
+
+class GroupedEngine(Engine):
+    """An engine for each model that cohorts train, one after the other."""
+
+    def __init__(self, task: Task, create: Callable[[Task], Engine]) -> None:
+        groups: dict[int, list[int]] = {}
+        for cohort in range(len(task.cohorts)):
+            groups.setdefault(id(task.for_cohort(cohort).build), []).append(cohort)
+        self._engines = [(set(cohorts), create(task.for_cohort(cohorts[0]))) for cohorts in groups.values()]
+        self.device = self._engines[0][1].device
+        # A resumed run asks for this name: where one model needs the reference engine, it needs it again.
+        self.name = next((engine.name for _, engine in self._engines if engine.name != "reference"), "reference")
+
+    def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
+        """Every session goes to the engine of its model."""
+        for cohorts, engine in self._engines:
+            engine.train_cohorts([session for session in sessions if session.cohort in cohorts], on_round)
+
+
+def _local_engine(name: str, task: Task, device: torch.device, notify: Notify, workers: int) -> Engine:
+    """An engine of this machine: auto takes lanes where there is a GPU, else workers on all cores."""
+    if name == "reference":
+        return ReferenceEngine(task, device)
+    if name == "workers" or (name == "auto" and device.type != "cuda"):
+        if device.type != "cpu":
+            raise SettingError("engine = 'workers' trains on the CPU: set device = 'cpu'")
+        check_memory(task, device, in_lanes=False)
+        if not can_fork() and cores() > 1 and workers != 1:
+            notify("training on one core: worker processes are forked, which needs Linux and no visible GPU")
+        return WorkerEngine(task, workers)
+    if reason := why_not_lanes(task):
+        notify(f"this model cannot train in lanes, one client at a time instead: {reason}")
+        return ReferenceEngine(task, device)
+    check_memory(task, device, in_lanes=True)
+    wanted = lanes = 0
+    while True:
+        try:
+            engine = LaneEngine(task, device, lanes)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            wanted = wanted or LaneEngine.default_lanes(task, device)
+            lanes = (lanes or wanted) // 2
+            if lanes < 1:
+                raise
+        else:
+            if lanes:
+                notify(f"the device is out of memory for {wanted} lanes: continuing with {lanes}")
+            return engine
+        gc.collect()  # the unfinished engine refers to itself
+        if not LaneEngine.living:  # else the lanes of another model need the compiled kernels
+            torch.compiler.reset()  # kernels under trial hold the tensors that they were tried with
+            gc.collect()
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # queued work may still write into the memory that is freed
+            torch.cuda.empty_cache()
+
+
+def check_memory(task: Task, device: torch.device, in_lanes: bool) -> None:
+    """Refuse per-client state that can never fit: engines hold a model's numbers for each client."""
+    experiment = task.experiment
+    federation, dtype = experiment.federation, task.data.transform.dtype
+    if optimizers.client_optimizer(federation).has_client_state:
+        key, remedy = f'federation.client = "{federation.client}"', "a client optimizer without per-client state"
+    elif federation.straggler_policy == "stale" and in_lanes:  # the updates of all clients may wait at once
+        key, remedy = 'federation.straggler_policy = "stale"', "another straggler policy"
+    else:
+        return
+    numbers = sum(value.numel() for value in task.start.values())
+    needed, available = experiment.clients * numbers * dtype.itemsize, memory(device)
+    if needed > available:
+        raise SettingError(
+            f"{key} needs memory for a model of each of {experiment.clients:,} clients, {needed / 1e9:,.0f} GB, and "
+            f"{device.type} has {available / 1e9:,.0f} GB: use fewer clients, or {remedy}"
+        )
+
+
+def memory(device: torch.device) -> int:
+    """The device's memory in bytes, used or not."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def why_not_lanes(task: Task) -> str:
+    """The reason why a model cannot train in lanes, found by training two lanes of a few samples; empty: it can."""
+    data = task.data
+    module = models.fresh(task.build, task.experiment.seed, "init", data.transform.dtype).train()
+    x = data.transform(torch.as_tensor(data.train.x[:4]))
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            return f"{type(layer).__name__} looks at a batch as a whole"
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        state = torch.get_rng_state()
+        module(torch.cat([x, x]))
+        if not torch.equal(state, torch.get_rng_state()):
+            return "it draws random numbers of its own, as dropout does"
+    if models.looks_at_batches(module, x):
+        return "it looks at a batch as a whole, as BatchNorm does"
+    parameters = {name: torch.stack([value.detach()] * 2) for name, value in models.trained(module).items()}
+    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    before = {name: value.clone() for name, value in buffers.items()}
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(module, {**params, **buffers}, (x,)).square().mean()  # type: ignore[no-any-return]
+
+    try:
+        vmap(grad(loss))(parameters, torch.stack([x, x]))
+    except Exception as error:  # vmap reports what it cannot do in many ways
+        return first_line(error)
+    if any(not torch.equal(buffers[name], value) for name, value in before.items()):
+        return "it changes its buffers while it trains"
+    return ""

@@ -1,0 +1,223 @@
+"""Batch schedules: which sample of a client in which step of its round, and how it is augmented.
+
+The host draws them as small integers, ahead of time in processes of their own, since its own core is busy with the
+lanes. Every draw has its address, so a worker draws the numbers that the main process would draw; a worker that is
+missing, slow or dead costs time and nothing else. Axes: S steps, B batch, T samples of the round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpfl.federation import local_training
+from cpfl.settings import Federation
+from cpfl.task.task import Task
+
+EMPTY = -1  # no sample
+MAX_REQUESTS = 256  # that a worker may have before it: few enough for the pipes to hold them
+PIPE_BYTES = 2**20  # that may wait to be read
+REQUEST = struct.Struct("<qqq")  # client, samples, round
+
+BatchSchedule = tuple[NDArray[np.int32], NDArray[np.int8] | None]
+"""The samples of a round in batch order, as positions among the client's own, and how each is augmented (T, 5)."""
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """One client's work in one round of its cohort."""
+
+    cohort: int
+    client: int
+    round: int
+    steps: int
+    position: int = 0  # among the participants
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What its batch schedule depends on."""
+        return self.client, self.round
+
+
+def draw(
+    settings: Federation, seed: int, shape: tuple[int, ...] | None, samples: int, client: int, round: int
+) -> BatchSchedule:
+    """A client's batch schedule of a round; without a shape nothing is augmented."""
+    order = np.concatenate(local_training.batches(settings, samples, seed, client, round)).astype(np.int32)
+    if shape is None:
+        return order, None
+    return order, local_training.augmentation(len(order), shape, seed, client, round).astype(np.int8)
+
+
+def lay_out(
+    settings: Federation,
+    own: NDArray[np.integer],
+    schedule: BatchSchedule,
+    steps: int,
+    rows_SB: NDArray[np.int32],
+    augmentation_SB5: NDArray[np.int8] | None,
+) -> None:
+    """Write the first steps of a schedule as rows of the training set, empty where a batch is short."""
+    order, augmentation = schedule
+    whole, size = local_training.steps(settings, len(own)), settings.batch_size
+    counts = np.full(whole, min(size, len(own)))
+    if not settings.local_steps:  # the last batch of an epoch may be short
+        epoch = whole // settings.local_epochs
+        counts[epoch - 1 :: epoch] = len(own) - (epoch - 1) * size
+    filled = np.arange(size) < counts[:steps, None]
+    visited = int(counts[:steps].sum())
+    rows_SB[:steps] = EMPTY
+    rows_SB[:steps][filled] = own[order[:visited]]
+    if augmentation_SB5 is not None and augmentation is not None:
+        augmentation_SB5[:steps][filled] = augmentation[:visited]
+
+
+class ScheduleWorker:
+    """A process that answers requests in their order."""
+
+    def __init__(self, header: bytes) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cpfl.engines.lanes.batch_schedule"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        with contextlib.suppress(ImportError, OSError, AttributeError):  # not every system lets pipes grow
+            import fcntl
+
+            fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._open: deque[tuple[int, int]] = deque()
+        self._alive = True
+        self._write(header)
+
+    @property
+    def load(self) -> int:
+        """Open requests; a dead worker takes no more."""
+        return len(self._open) if self._alive else MAX_REQUESTS
+
+    def request(self, client: int, samples: int, round: int) -> None:
+        """Ask for a client's schedule."""
+        self._open.append((client, round))
+        self._write(REQUEST.pack(client, samples, round))
+
+    def next(self) -> tuple[tuple[int, int], BatchSchedule | None]:
+        """Wait for the next answer; None: there will be no more."""
+        key = self._open.popleft()
+        schedule = None
+        if self._alive:
+            with contextlib.suppress(OSError):
+                schedule = _read(self._answers)
+            self._alive = schedule is not None
+        return key, schedule
+
+    def end(self) -> None:
+        """Kill the process."""
+        self._alive = False
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._requests, self._answers):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._requests.write(data)
+            self._requests.flush()
+        except OSError:
+            self._alive = False
+
+
+class ScheduleWorkers:
+    """So many workers for one task."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        experiment, shape = task.experiment, list(task.data.train.shape) if task.data.augmented else None
+        header = {"federation": experiment.federation.model_dump(), "seed": experiment.seed, "shape": shape}
+        self.workers = [ScheduleWorker(json.dumps(header).encode() + b"\n") for _ in range(count)]
+        self._queued: dict[tuple[int, int], int] = {}  # samples of requests that no worker has yet, in order
+        self._with: dict[tuple[int, int], ScheduleWorker] = {}  # the worker of what is not taken yet
+        self._made: dict[tuple[int, int], BatchSchedule] = {}
+
+    def request(self, client_rounds: Sequence[ClientRound], sizes: Sequence[int]) -> None:
+        """Ask for these schedules after earlier ones; requests wait while all workers are busy."""
+        for client_round in client_rounds:
+            if client_round.key not in self._with:
+                self._queued.setdefault(client_round.key, sizes[client_round.client])
+        self._pass_on()
+
+    def take(self, client_round: ClientRound) -> BatchSchedule | None:
+        """A requested schedule; None: no worker has started on it, or its worker died."""
+        key = client_round.key
+        self._queued.pop(key, None)
+        worker = self._with.get(key)
+        while worker is not None and key not in self._made:
+            other, schedule = worker.next()
+            if schedule is None:
+                break
+            if other in self._with:  # else it was forgotten
+                self._made[other] = schedule
+        self._with.pop(key, None)
+        self._pass_on()
+        return self._made.pop(key, None)
+
+    def forget(self, client_round: ClientRound) -> None:
+        """It will not be needed."""
+        for known in (self._queued, self._with, self._made):
+            known.pop(client_round.key, None)
+
+    def _pass_on(self) -> None:
+        while self._queued:
+            worker = min(self.workers, key=lambda worker: worker.load, default=None)
+            if worker is None or worker.load >= MAX_REQUESTS:
+                return
+            key = next(iter(self._queued))
+            worker.request(key[0], self._queued.pop(key), key[1])
+            self._with[key] = worker
+
+    def end(self) -> None:
+        """Kill the processes."""
+        for worker in self.workers:
+            worker.end()
+
+
+def _read(answers: IO[bytes]) -> BatchSchedule | None:
+    head = answers.read(8)
+    if len(head) < 8:
+        return None
+    count, columns = struct.unpack("<ii", head)
+    data = answers.read(count * (4 + columns))
+    if len(data) < count * (4 + columns):
+        return None
+    order = np.frombuffer(data, np.int32, count)
+    return order, np.frombuffer(data, np.int8, offset=4 * count).reshape(count, columns) if columns else None
+
+
+def main() -> None:
+    """A schedule worker: it ends when the main process closes its pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to answer
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    header = json.loads(requests.readline())
+    settings, seed, shape = Federation(**header["federation"]), header["seed"], header["shape"]
+    while len(request := requests.read(REQUEST.size)) == REQUEST.size:
+        client, samples, round = REQUEST.unpack(request)
+        order, augmentation = draw(settings, seed, tuple(shape) if shape else None, samples, client, round)
+        with contextlib.suppress(BrokenPipeError):
+            answers.write(struct.pack("<ii", len(order), 0 if augmentation is None else augmentation.shape[1]))
+            answers.write(order.tobytes() + (b"" if augmentation is None else augmentation.tobytes()))
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""All tensors that lanes keep on the device, and the way of small arrays to it and back.
+
+Whatever a captured graph reads keeps its address for life: tensors are made once and only written into.
+Axes: M clients, N cohorts, S slots for clients' models that are aggregated together, V models evaluated together,
+F staged clients, P parameters. Row M, N or S is for entries that stay empty.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cpfl import models
+from cpfl.federation import optimizers
+from cpfl.federation.optimizers.base import ServerOptimizer
+from cpfl.federation.optimizers.state import CLIENT_STATE_MEAN
+from cpfl.federation.selection.base import participants_per_round
+from cpfl.federation.session import Session
+from cpfl.kernels import layers
+from cpfl.models.layout import Layout
+from cpfl.settings.choices import SELECTIONS
+from cpfl.task.task import Task
+
+ALIGNMENT = 16  # bytes; every type can be viewed from such an address
+COPIES = 64  # of a staging buffer that may be on their way at a time
+
+
+class DeviceBuffers:
+    """What all lanes share: the samples, the model's layout, and every cohort's model and running sum."""
+
+    def __init__(self, task: Task, module: nn.Module, device: torch.device) -> None:
+        data, experiment = task.data, task.experiment
+        self.x, self.y = (torch.as_tensor(values).to(device) for values in (data.train.x, data.train.y))
+        self.device, self.task, self.layout = device, task, Layout.from_module(module)
+        self.dtype, self.precision = data.transform.dtype, experiment.precision
+        kernels, pair = models.kernel_dtype(device, self.precision), (module, copy.deepcopy(module).eval())
+        self.module, self.eval_module = pair if kernels is None else (layers.fit(one, kernels) for one in pair)
+        self._constant = {**self.layout.frozen, **self.layout.buffers}
+        self.models_NP = torch.zeros(experiment.cohorts + 1, self.layout.size, dtype=self.dtype, device=device)
+        self.sums_NP = torch.zeros_like(self.models_NP)
+        self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)
+        self.has_squared_losses = SELECTIONS.find(experiment.federation.selection).squared_losses
+        self.squared_losses_M = torch.zeros_like(self.losses_M)
+        self.algorithm = AlgorithmBuffers(task, self.layout, device)
+
+    def inputs(self, rows: Tensor, augmentation: Tensor | None) -> Tensor:
+        """Model inputs for rows of any shape; empty rows give some sample that the caller masks."""
+        flat = rows.reshape(-1).long().clamp(min=0)  # long: positions in millions of images are beyond 32 bits
+        plan = None if augmentation is None else augmentation.reshape(-1, augmentation.shape[-1]).long()
+        x = self.task.data.transform(self.x[flat], plan)
+        return x.reshape(*rows.shape, *x.shape[1:])
+
+    def labels(self, rows: Tensor) -> Tensor:
+        """Labels for rows of any shape."""
+        return self.y[rows.long().clamp(min=0)]
+
+    def losses(self, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """One model's loss on each of its samples, in training."""
+        return self._losses(self.module, params, x, y)
+
+    def eval_losses(self, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The same in evaluation."""
+        return self._losses(self.eval_module, params, x, y)
+
+    def _losses(self, module: nn.Module, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        with models.arithmetic(self.device, self.precision):
+            logits = functional_call(module, {**params, **self._constant}, (x,))
+        return nn.functional.cross_entropy(logits.to(x.dtype), y, reduction="none")
+
+
+class AlgorithmBuffers:
+    """What the client and server optimizers remember from round to round; rows that they do not need are missing."""
+
+    def __init__(self, task: Task, layout: Layout, device: torch.device) -> None:
+        experiment, settings, dtype = task.experiment, task.experiment.federation, task.data.transform.dtype
+        self.client, self.server = optimizers.client_optimizer(settings), optimizers.server_optimizer(settings)
+        self._layout, self._device = layout, device
+        self.clips = type(self.server).clip_update is not ServerOptimizer.clip_update or settings.max_update_norm > 0
+        # Rules for updates of different staleness must see all of them.
+        self.stale = bool(settings.mixes_ages)
+        self.needs_all_models = self.stale or self.server.needs_all_models
+        clients, cohorts = experiment.clients + 1, experiment.cohorts + 1
+
+        def rows(count: int, needed: bool) -> Tensor:
+            return torch.zeros(count if needed else 0, layout.size, dtype=dtype, device=device)
+
+        self.client_states_MP = rows(clients, self.client.has_client_state)
+        self.means_NP = rows(cohorts, self.client.has_client_state)  # of the client states
+        self.changes_NP = rows(cohorts, self.client.has_client_state)  # of the client states in a round, summed
+        # The first slot of every cohort, and the one after the last.
+        self.slots = np.cumsum([0, *(_round_clients(task, len(cohort)) for cohort in task.cohorts)])
+        self.models_SP = rows(int(self.slots[-1]) + 1, self.needs_all_models)  # of clients that have ended
+        self.server_NP = {name: rows(cohorts, True) for name in self.server.buffers}
+
+    def load(self, sessions: Sequence[Session]) -> None:
+        """Start from the state of these sessions; the first one has cohort slot 0."""
+        for rows in (self.client_states_MP, self.means_NP, self.changes_NP):
+            rows.zero_()
+        for name, rows in self.server_NP.items():
+            rows.fill_(self.server.initial_value(name))
+        by_name = {**self.server_NP, CLIENT_STATE_MEAN: self.means_NP}
+        for slot, session in enumerate(sessions):
+            for name, state in session.algorithm_state.cohort.items():
+                by_name[name][slot] = self._layout.row(state, self._device)
+            for client, state in session.algorithm_state.clients.items():
+                self.client_states_MP[client] = self._layout.row(state, self._device)
+
+    def update_client_states(
+        self, new_FP: Tensor, old_FP: Tensor, clients: Tensor, cohorts: Tensor, filled_F1: Tensor | None
+    ) -> None:
+        """Store states of clients whose rounds have ended: of different cohorts, or the `filled` ones of a single."""
+        self.client_states_MP.index_copy_(0, clients, new_FP)
+        changes = self.changes_NP.index_select(0, cohorts)
+        if filled_F1 is None:
+            changes.add_(new_FP).sub_(old_FP)
+        else:  # entries that stay empty may hold anything
+            changes.add_(torch.where(filled_F1, new_FP - old_FP, 0).sum(0, keepdim=True))
+        self.changes_NP.index_copy_(0, cohorts, changes)
+
+    def advance(
+        self, models_VP: Tensor, means_VP: Tensor, cohorts: Tensor, scales_V1: Tensor, sizes_V1: Tensor
+    ) -> Tensor:
+        """The next models of these cohorts, from their last ones and the means of their clients'."""
+        buffers = {name: rows.index_select(0, cohorts) for name, rows in self.server_NP.items()}
+        models_VP = self.server.update(models_VP, means_VP, scales_V1, buffers)
+        for name, rows in self.server_NP.items():
+            rows.index_copy_(0, cohorts, buffers[name])
+        if self.client.has_client_state:
+            changes_VP = self.changes_NP.index_select(0, cohorts).div_(sizes_V1)
+            states_VP = self.means_NP.index_select(0, cohorts).add_(changes_VP)
+            self.means_NP.index_copy_(0, cohorts, states_VP)
+            self.changes_NP.index_fill_(0, cohorts, 0)
+            models_VP = self.client.correct_model(models_VP, states_VP)
+        return models_VP
+
+    def states(self, cohorts: Tensor, clients: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        """The rows of these cohorts and clients as they are now."""
+        rows = {name: rows.index_select(0, cohorts) for name, rows in self.server_NP.items()}
+        if not self.client.has_client_state:
+            return rows, None
+        rows[CLIENT_STATE_MEAN] = self.means_NP.index_select(0, cohorts)
+        return rows, self.client_states_MP.index_select(0, clients)
+
+
+def _round_clients(task: Task, clients: int) -> int:
+    """The most clients whose models one round of a cohort may aggregate."""
+    settings = task.experiment.federation
+    if settings.straggler_policy == "stale":  # those of all earlier rounds may arrive at once
+        return clients
+    return min(clients, settings.buffer_size or participants_per_round(settings, clients))
+
+
+class StagingBuffer:
+    """Named arrays that the host fills and sends in one copy; a captured graph reads them at a fixed address.
+
+    Several copies may be on their way; the host waits when all are.
+    """
+
+    def __init__(self, device: torch.device, **arrays: tuple[tuple[int, ...], DTypeLike]) -> None:
+        parts, size = {}, 0
+        for name, (shape, kind) in arrays.items():
+            end = size + int(np.prod(shape)) * np.dtype(kind).itemsize
+            parts[name] = (slice(size, end), shape, kind)
+            size = -(-end // ALIGNMENT) * ALIGNMENT
+        pin = device.type == "cuda"
+        self._sources = [torch.zeros(size, dtype=torch.uint8, pin_memory=pin) for _ in range(COPIES if pin else 1)]
+        self._target = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._arrays: list[dict[str, NDArray[np.generic]]] = [
+            {name: source.numpy()[part].view(kind).reshape(shape) for name, (part, shape, kind) in parts.items()}
+            for source in self._sources
+        ]
+        self._next = 0
+        self._sent: list[torch.cuda.Event | None] = [None] * len(self._sources)
+        self.device: dict[str, Tensor] = {
+            name: self._target[part].view(torch.from_numpy(np.zeros(0, kind)).dtype).view(shape)
+            for name, (part, shape, kind) in parts.items()
+        }
+
+    @property
+    def host(self) -> dict[str, NDArray[np.generic]]:
+        """The arrays to fill before the next `send`."""
+        return self._arrays[self._next]
+
+    def send(self) -> None:
+        """Copy the host's arrays to the device; `host` is another set of arrays now."""
+        self._target.copy_(self._sources[self._next], non_blocking=True)
+        if self._target.is_cuda:
+            mark = self._sent[self._next] = self._sent[self._next] or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            mark.record()
+            self._next = (self._next + 1) % len(self._sources)
+            if earlier := self._sent[self._next]:
+                earlier.synchronize()
+
+
+def upload(device: torch.device, array: NDArray[np.generic]) -> Tensor:
+    """An array as a tensor on the device. Torch reuses pinned memory once the copy is done."""
+    host = torch.from_numpy(array)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def download(values: Tensor) -> Tensor:
+    """A copy on the host, complete once the device has reached this point."""
+    if values.device.type != "cuda":
+        return values.clone()
+    target = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return target.copy_(values, non_blocking=True)

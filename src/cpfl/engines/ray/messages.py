@@ -1,0 +1,138 @@
+"""A cohort's session on a worker: its state on the way there, its closed rounds on the way back.
+
+Models travel as numpy arrays. The driver's session closes every round again from the message about it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cpfl.federation.optimizers.state import AlgorithmState
+from cpfl.federation.session import ClosedRound, RoundResult, Session
+from cpfl.models import State, from_arrays, to_arrays
+
+Arrays = dict[str, NDArray[Any]]
+ELSEWHERE = "moved to another worker"  # why a replica stopped
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """A cohort for a worker: its session's state after the last round that the driver closed."""
+
+    cohort: int
+    states: dict[str, Arrays]
+    numbers: dict[str, Any]
+
+    @classmethod
+    def from_session(cls, session: Session) -> SessionState:
+        """The state as it is now."""
+        states, numbers = session.state()
+        return cls(session.cohort, {kind: to_arrays(state) for kind, state in states.items()}, numbers)
+
+    def restore(self, session: Session) -> None:
+        """Bring a new session to this state."""
+        session.restore({kind: from_arrays(state) for kind, state in self.states.items()}, self.numbers)
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """A round that a worker has trained."""
+
+    cohort: int
+    round: int
+    arrays: RoundResult  # with numpy arrays instead of tensors
+
+    @classmethod
+    def from_result(cls, cohort: int, round: int, result: RoundResult, complete: bool = False) -> RoundDone:
+        """`complete`: the device has finished the cohort's model and state, whatever is queued behind them. Engines
+        copy the clients' states before they hand them out; those are fetched in the order of the queue."""
+        return cls(cohort, round, _converted(result, copy_beside if complete else to_arrays, to_arrays))
+
+    def result(self) -> RoundResult:
+        """The result as the worker's engine had it."""
+        return _converted(self.arrays, from_arrays, from_arrays)
+
+
+@dataclass(frozen=True)
+class Released:
+    """A cohort that a worker gave up between two rounds at the driver's request."""
+
+    cohort: int
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """An exception that ended a worker's training."""
+
+    error: Exception | None  # a user's mistake
+    traceback: str  # of any other exception
+    gpu_error: str = ""  # the GPU's message if the GPU is the cause: another worker may do the work
+
+
+Message = RoundDone | Released | WorkerFailure
+
+
+class Replica(Session):
+    """A worker's copy of a session: sends every closed round to the driver and can be stopped between two rounds."""
+
+    send: Callable[[Message], None]
+    complete = False  # the engine reports models only after the device has finished them
+    stopping = False  # stop after the open round
+    resuming = False  # then continue on this worker, together with new cohorts
+    released = False  # the driver knows that this worker gave the cohort up
+
+    def close_round(self, outcome: RoundResult) -> ClosedRound:
+        """Send the round to the driver, and stop if that was requested."""
+        closed = super().close_round(outcome)
+        self.send(RoundDone.from_result(self.cohort, self.round, outcome, self.complete))
+        if self.stopping and not self.idle:
+            self.stopped = ELSEWHERE
+            self._release()
+        return closed
+
+    def resume_or_release(self) -> None:
+        """After the engine has returned it: ready to continue here, or certainly released."""
+        if self.stopped == ELSEWHERE and self.resuming:
+            self.stopped, self.stopping, self.resuming = "", False, False
+        elif self.stopped == ELSEWHERE:
+            self._release()
+
+    def _release(self) -> None:
+        if not self.resuming and not self.released:
+            self.released = True
+            self.send(Released(self.cohort))
+
+
+def _converted(result: RoundResult, cohort: Callable[[Any], Any], client: Callable[[Any], Any]) -> RoundResult:
+    state = result.algorithm_state
+    kept = {name: cohort(values) for name, values in state.cohort.items()}
+    clients = {number: client(values) for number, values in state.clients.items()}
+    return replace(result, model=cohort(result.model), algorithm_state=AlgorithmState(kept, clients))
+
+
+def copy_beside(state: State) -> Arrays:
+    """`to_arrays` for finished tensors of a GPU: copied on a second stream, without waiting for the queued steps."""
+    devices = {value.device for value in state.values() if value.is_cuda}
+    if len(devices) != 1:
+        return to_arrays(state)
+    stream = _stream(devices.pop())
+    with torch.cuda.stream(stream):
+        host = {name: _pinned(value) if value.is_cuda else value for name, value in state.items()}
+    stream.synchronize()
+    return to_arrays(host)
+
+
+def _pinned(value: Tensor) -> Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value.detach(), non_blocking=True)
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

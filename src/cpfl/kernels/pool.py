@@ -1,0 +1,96 @@
+"""Pooling of many models at once: one kernel on a GPU, plain torch elsewhere.
+
+What a model calls is the layer of one lane; under vmap it becomes the layer of all lanes. Axes: L lanes, B batch,
+N images of all lanes, C channels, H height, W width, O outputs, K taps of a side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpfl.kernels.axes import lanes_first
+
+
+@torch.library.custom_op("cpfl::pool", mutates_args=())
+def pool(x_BCHW: Tensor, window: list[int], stride: list[int], padding: list[int]) -> Tensor:
+    """One lane's pooling."""
+    return nn.functional.max_pool2d(x_BCHW, window, stride, padding)
+
+
+pool.register_fake(lambda x, window, stride, padding: nn.functional.max_pool2d(x, window, stride, padding))
+
+
+@pool.register_vmap
+def _(info: Any, dims: Any, x: Tensor, window: list[int], stride: list[int], padding: list[int]) -> tuple[Tensor, int]:
+    x_NCHW = lanes_first(x, dims[0], info.batch_size).flatten(0, 1)
+    out_NCHW = pool_all(x_NCHW, window, stride, padding)
+    return out_NCHW.view(info.batch_size, -1, *out_NCHW.shape[1:]), 0
+
+
+def pool_all(x_NCHW: Tensor, window: list[int], stride: list[int], padding: list[int]) -> Tensor:
+    """The maxima of all lanes: pooling is the same in each."""
+    out_NHWC: Tensor = lane_pool(x_NCHW.permute(0, 2, 3, 1).contiguous(), window, stride, padding)[0]
+    return out_NHWC.permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("cpfl::lane_pool", mutates_args=())
+def lane_pool(x_NHWC: Tensor, window: list[int], stride: list[int], padding: list[int]) -> tuple[Tensor, Tensor]:
+    """Maxima, channels last, and which element of its window each one is."""
+    if x_NHWC.is_cuda:
+        from cpfl.kernels.triton import pool as kernels
+
+        return kernels.pool(x_NHWC, window, stride, padding)
+    out, at = nn.functional.max_pool2d(x_NHWC.movedim(-1, 1), window, stride, padding, return_indices=True)
+    rows = torch.arange(out.shape[2], device=out.device)[:, None] * stride[0] - padding[0]
+    columns = torch.arange(out.shape[3], device=out.device) * stride[1] - padding[1]
+    width = x_NHWC.shape[2]
+    which = (at // width - rows) * window[1] + at % width - columns
+    return out.movedim(1, -1).contiguous(), which.movedim(1, -1).to(torch.uint8).contiguous()
+
+
+@lane_pool.register_fake
+def _(x_NHWC: Tensor, window: list[int], stride: list[int], padding: list[int]) -> tuple[Tensor, Tensor]:
+    sides = zip(x_NHWC.shape[1:3], window, stride, padding, strict=True)
+    ho, wo = ((size + 2 * p - k) // s + 1 for size, k, s, p in sides)
+    out = x_NHWC.new_empty(x_NHWC.shape[0], ho, wo, x_NHWC.shape[3])
+    return out, torch.empty_like(out, dtype=torch.uint8)
+
+
+@torch.library.custom_op("cpfl::lane_pool_gradients", mutates_args=())
+def lane_pool_gradients(
+    g_NHWC: Tensor, winner: Tensor, size: list[int], window: list[int], stride: list[int], padding: list[int]
+) -> Tensor:
+    """The gradient of the input."""
+    if g_NHWC.is_cuda:
+        from cpfl.kernels.triton import pool as kernels
+
+        return kernels.pool_gradient(g_NHWC, winner, size, window, stride, padding)
+    images, ho, wo, channels = g_NHWC.shape
+    rows = torch.arange(ho)[:, None, None] * stride[0] + winner // window[1] - padding[0]
+    columns = torch.arange(wo)[:, None] * stride[1] + winner % window[1] - padding[1]
+    out = g_NHWC.new_zeros(images, size[0] * size[1], channels)
+    at = (rows * size[1] + columns).view(images, -1, channels)
+    return out.scatter_add_(1, at, g_NHWC.view(images, -1, channels)).view(images, *size, channels)
+
+
+@lane_pool_gradients.register_fake
+def _(g_NHWC: Tensor, winner: Tensor, size: list[int], *_: Any) -> Tensor:
+    return g_NHWC.new_empty(g_NHWC.shape[0], *size, g_NHWC.shape[3])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, *ctx.sizes = inputs
+    ctx.size = list(x.shape[1:3])
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, g_NHWC: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    (winner,) = ctx.saved_tensors
+    return lane_pool_gradients(g_NHWC.contiguous(), winner, ctx.size, *ctx.sizes), None, None, None
+
+
+lane_pool.register_autograd(_backward, setup_context=_save)
