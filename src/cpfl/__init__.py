@@ -1,37 +1,79 @@
-"""Cohort-Parallel Federated Learning: train cohorts side by side, distil them into one model."""
+"""Cohort-Parallel Federated Learning: train cohorts side by side, distill them into one model.
 
-from cpfl.api import Run, distill, load_run, resume, run
-from cpfl.cohorts.own_plan import PlanPart
-from cpfl.engines.base import Engine
-from cpfl.errors import CpflError
-from cpfl.experiment import Experiment
-from cpfl.experiment_file import load as load_experiment
-from cpfl.export import export
-from cpfl.federation.local_part import LocalPart
-from cpfl.federation.selection import Selection
-from cpfl.federation.server_part import ServerPart
-from cpfl.method import Watcher
-from cpfl.report import report
-from cpfl.study import study
-from cpfl.sweep import sweep
+The public names live in other modules. Each module is imported when its name is first used: `import cpfl` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cpfl.api import Run, distill, load_run, resume, run
+    from cpfl.callbacks import Callback
+    from cpfl.cohorts.base import CohortAssignment
+    from cpfl.distillation.aggregation import TeacherAggregation
+    from cpfl.distillation.losses import DistillationLoss
+    from cpfl.distillation.weights import TeacherWeights
+    from cpfl.engines.base import Engine
+    from cpfl.errors import CpflError
+    from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
+    from cpfl.federation.selection.base import Selection
+    from cpfl.federation.stopping.base import StoppingRule
+    from cpfl.inference.export import export
+    from cpfl.redistill import redistill
+    from cpfl.report import report
+    from cpfl.settings import Experiment
+    from cpfl.settings.experiment_file import load as load_experiment
+    from cpfl.sweep import sweep
 
 __all__ = [
-    "CpflError",
-    "Engine",
-    "Experiment",
-    "LocalPart",
-    "PlanPart",
-    "Run",
-    "Selection",
-    "ServerPart",
-    "Watcher",
-    "distill",
-    "export",
-    "load_experiment",
-    "load_run",
-    "report",
-    "resume",
-    "run",
-    "study",
-    "sweep",
-]
+    "Callback", "ClientOptimizer", "CohortAssignment", "CpflError", "DistillationLoss", "Engine", "Experiment", "Run",
+    "Selection", "ServerOptimizer", "StoppingRule", "TeacherAggregation", "TeacherWeights", "distill", "export",
+    "load_experiment", "load_run", "redistill", "report", "resume", "run", "sweep",
+]  # fmt: skip
+_NAMES = {
+    "cpfl.api": ("Run", "distill", "load_run", "resume", "run"),
+    "cpfl.callbacks": ("Callback",),
+    "cpfl.cohorts.base": ("CohortAssignment",),
+    "cpfl.distillation.aggregation": ("TeacherAggregation",),
+    "cpfl.distillation.losses": ("DistillationLoss",),
+    "cpfl.distillation.weights": ("TeacherWeights",),
+    "cpfl.engines.base": ("Engine",),
+    "cpfl.errors": ("CpflError",),
+    "cpfl.federation.optimizers.base": ("ClientOptimizer", "ServerOptimizer"),
+    "cpfl.federation.selection.base": ("Selection",),
+    "cpfl.federation.stopping.base": ("StoppingRule",),
+    "cpfl.inference.export": ("export",),
+    "cpfl.redistill": ("redistill",),
+    "cpfl.report": ("report",),
+    "cpfl.settings": ("Experiment",),
+    "cpfl.settings.experiment_file": ("load_experiment",),
+    "cpfl.sweep": ("sweep",),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'cpfl' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), "load" if name == "load_experiment" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class _Package(ModuleType):
+    """Keeps `cpfl.sweep`, `cpfl.report` and `cpfl.redistill` functions when the modules of these names are imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in _MODULES):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

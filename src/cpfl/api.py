@@ -2,73 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cpfl import experiment_file, method, trackers
-from cpfl.distillation.student import EpochRecord
-from cpfl.engines import choice
+from cpfl import method, trackers
+from cpfl.callbacks import Callback, CallbackList
+from cpfl.distillation.ensemble import check_distillation
 from cpfl.engines.base import Engine
-from cpfl.engines.ray.place import Place, settled
+from cpfl.engines.create import check_engine, create_engine, torch_device
+from cpfl.engines.ray.config import ClusterConfig, resolve_cluster
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
-from cpfl.experiment import GIVEN, Distillation, Experiment
-from cpfl.federation.session import Closed, Session
 from cpfl.models import State
-from cpfl.opening import (
-    absolute,
-    check_engine,
-    check_moment,
-    describe,
-    given_arrays,
-    prepare_named,
-    reopen,
-    torch_device,
-)
-from cpfl.problem import OwnModel, Problem
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state
+from cpfl.runs.recorder import RunRecorder
+from cpfl.runs.reload import check_snapshots, describe, reload_task, save_initial_models
+from cpfl.settings import GIVEN, Distillation, Experiment, effects, experiment_file
+from cpfl.task.loading import absolute, given_arrays, load_task
+from cpfl.task.task import Task, UserModel
 
 RUNS = Path("runs")
-
-
-class Silent:
-    """A watcher that says nothing."""
-
-    def on_start(self, sessions: object) -> None: ...
-    def on_round(self, session: object, closed: object) -> None: ...
-    def on_epoch(self, record: object) -> None: ...
-    def on_note(self, text: str) -> None: ...
-
-
-class _Together:
-    """Several watchers as one."""
-
-    def __init__(self, *watchers: method.Watcher) -> None:
-        self._watchers = watchers
-
-    def on_start(self, sessions: Sequence[Session]) -> None:
-        for watcher in self._watchers:
-            watcher.on_start(sessions)
-
-    def on_round(self, session: Session, closed: Closed) -> None:
-        for watcher in self._watchers:
-            watcher.on_round(session, closed)
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        for watcher in self._watchers:
-            watcher.on_epoch(record)
-
-    def on_note(self, text: str) -> None:
-        for watcher in self._watchers:
-            watcher.on_note(text)
 
 
 @dataclass(frozen=True)
@@ -91,7 +52,8 @@ class Run:
     def rounds(self) -> list[dict[str, Any]]:
         """All records, cohort by cohort."""
         folder = RunFolder.open(self.path)
-        return [line for cohort in range(len(folder.about()["plan"])) for line in records.read(folder.rounds(cohort))]
+        cohorts = range(len(folder.about()["cohorts"]))
+        return [line for cohort in cohorts for line in records.read(folder.rounds(cohort))]
 
     @property
     def model(self) -> State:
@@ -102,131 +64,131 @@ class Run:
 def run(
     experiment: str | Path | Experiment,
     *,
-    model: OwnModel | None = None,
+    model: UserModel | None = None,
     train: object = None,
     test: object = None,
     public: object = None,
     out: str | Path | None = None,
     data: str | Path | None = None,
-    engine: str = "auto",
+    engine: str | Engine = "auto",
     device: str = "auto",
     workers: int = 0,
-    cluster: Place | None = None,
-    watcher: method.Watcher | None = None,
+    cluster: ClusterConfig | None = None,
+    callback: Callback | None = None,
     track: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run one experiment: a preset, a TOML file or an Experiment, with your own model and arrays if you like.
+    """Run one experiment, with your own model and arrays if you like.
 
-    `train` and `test` are (inputs, labels) or (inputs, labels, {column: values}); `public` is inputs alone.
-    `workers` processes train on a CPU, else one for each core; outcomes do not depend on their number.
-    `cluster` says where the engine ray works: Place("host:6379"); without one, on this machine.
-    `track` names trackers that follow the run: tensorboard, mlflow, wandb.
+    Parameters
+    ----------
+    experiment
+        A preset, a TOML file or an Experiment; `settings` are dotted keys on top of it.
+    model, train, test, public
+        A model, (inputs, labels) or (inputs, labels, {column: values}) for `train` and `test`, inputs for `public`.
+    out, data
+        The run folder, and a folder with data sets.
+    engine, device
+        A name or an object of a subclass of `Engine`; cpu, cuda, cuda:1 …
+    workers
+        Processes on a CPU, else one for each core; results do not depend on their number.
+    cluster
+        The cluster of the engine ray, ClusterConfig("host:6379"); without one, this machine.
+    callback, track
+        What follows the run: a Callback, and trackers by name (tensorboard, mlflow, wandb).
     """
     trackers.check(track)
-    chosen = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
-    replaced = dict(settings or {}) | {
-        key: GIVEN
-        for key, value in (("model.name", model), ("data.train", train), ("data.public", public))
-        if value is not None
-    }
-    chosen = experiment_file.with_settings(chosen, replaced)
-    cluster = settled(cluster, device)
-    check_engine(engine, workers, cluster)
-    place = torch_device(cluster.device, engine)
+    given = {"model.name": model, "data.train": train, "data.public": public}
+    changes = {**(settings or {}), **{key: GIVEN for key, value in given.items() if value is not None}}
+    if isinstance(experiment, Experiment):
+        effects.check([experiment], effects.given(experiment))
+        chosen = experiment_file.with_settings(experiment, changes)
+    else:
+        chosen = experiment_file.load(experiment, settings=changes)
+    cluster, place = _hardware(engine, device, workers, cluster)
     path = Path(out) if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)
     chosen = absolute(chosen)
-    check_moment(chosen)
-    looking = watcher or Silent()
-    problem = prepare_named(chosen, data, model, given_arrays(train, test, public), looking.on_note)
-    looking.on_note(estimate(problem, place).sentence(chosen))
-
-    def making() -> Engine:
-        return choice.engine(engine, problem, place, looking.on_note, workers, cluster)
-
-    made = making() if engine == "ray" else None  # what is wrong with a cluster is told before anything is written
+    check_snapshots(chosen)
+    callback = callback or Callback()
+    task = load_task(chosen, data, model, given_arrays(train, test, public), callback.on_message)
+    check_distillation(chosen.distillation, task)
+    callback.on_message(estimate(task, place).sentence(chosen))
+    # What is wrong with a cluster is found before anything is written; other engines begin to work when they are made.
+    made = create_engine(engine, task, place, callback.on_message, workers, cluster) if engine == "ray" else engine
     try:
-        folder = RunFolder.create(path, chosen, describe(problem, data))
+        folder = RunFolder.create(path, chosen, describe(task, data))
     except BaseException:
-        _close(made)
+        if isinstance(made, Engine):
+            made.close()
         raise
-    return _go(problem, folder, making if made is None else lambda: made, place, looking, track, "started")
+    making = lambda: create_engine(made, task, place, callback.on_message, workers, cluster)  # noqa: E731
+    return _execute(task, folder, making, place, callback, track, "started")
 
 
 def resume(
     path: str | Path,
     *,
-    model: OwnModel | None = None,
+    model: UserModel | None = None,
     train: object = None,
     test: object = None,
     public: object = None,
     data: str | Path | None = None,
-    engine: str = "",
+    engine: str | Engine = "",
     device: str = "auto",
     workers: int = 0,
-    cluster: Place | None = None,
-    watcher: method.Watcher | None = None,
+    cluster: ClusterConfig | None = None,
+    callback: Callback | None = None,
     track: Sequence[str] = (),
 ) -> Run:
-    """Go on with a run that was killed; it ends as it would have. Own model and arrays must be given again."""
+    """Continue a run that was interrupted; its results are those of an uninterrupted one.
+
+    A model and arrays of your own must be given again; the other arguments are those of `run`.
+    """
     trackers.check(track)
     folder = RunFolder.open(Path(path))
     if folder.summary() is not None:
         return Run(folder.path)
-    engine = engine or folder.engine() or "auto"  # the one it began with: another one differs by rounding
-    cluster = settled(cluster, device)
-    check_engine(engine, workers, cluster)
-    place = torch_device(cluster.device, engine)
-    looking = watcher or Silent()
-    problem = reopen(folder, data, model, given_arrays(train, test, public), looking.on_note)
-
-    def making() -> Engine:
-        return choice.engine(engine, problem, place, looking.on_note, workers, cluster)
-
-    return _go(problem, folder, making, place, looking, track, "resumed")
+    engine = engine or folder.engine() or "auto"  # the one it started with: another one differs by rounding
+    cluster, place = _hardware(engine, device, workers, cluster)
+    callback = callback or Callback()
+    task = reload_task(folder, data, model, given_arrays(train, test, public), callback.on_message)
+    making = lambda: create_engine(engine, task, place, callback.on_message, workers, cluster)  # noqa: E731
+    return _execute(task, folder, making, place, callback, track, "resumed")
 
 
 def distill(
     path: str | Path,
     *,
     name: str = "",
-    model: OwnModel | None = None,
+    model: UserModel | None = None,
     train: object = None,
     test: object = None,
     public: object = None,
     data: str | Path | None = None,
     device: str = "auto",
-    watcher: method.Watcher | None = None,
+    callback: Callback | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Distil a run again, finished or still running, without training: at="10h", quorum=0.75, weights="uniform" …"""
+    """Distill a run again, finished or still running, without training: at="10h", quorum=0.75, weights="uniform" …"""
     folder = RunFolder.open(Path(path))
     changed = changed_distillation(folder.experiment(), settings)
     if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
-        raise SettingError(f"--name {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'")
+        raise SettingError(f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'")
     label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
     label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
-    looking, own_public = watcher or Silent(), public is not None
-    problem = reopen(
-        folder, data, model, given_arrays(train, test, public), looking.on_note, changed.student, own_public
-    )
-    into = folder.path / "distillations" / label
-    began = time.perf_counter()
+    callback, given = callback or Callback(), given_arrays(train, test, public)
+    task = reload_task(folder, data, model, given, callback.on_message, changed.student, public is not None)
+    check_distillation(changed, task)
+    recorder = RunRecorder(folder, task.experiment, callback, folder.path / "distillations" / label)
     place = torch_device(device)
-    outcome = method.distil_cohorts(problem, folder, changed, into, place, looking)
-    summary = {
-        **outcome,
-        "distillation": changed.model_dump(),
-        "wall_seconds": round(time.perf_counter() - began, 3),
-        "device": place.type,
-    }
-    files.write_json(into / "summary.json", summary)
-    return {**summary, "path": str(into)}
+    outcome = method.distill(task, recorder.teachers(changed), changed, place, recorder.on_epoch)
+    summary = recorder.save(outcome, distillation=changed.model_dump(), device=place.type)
+    return {**summary, "path": str(recorder.results)}
 
 
 def changed_distillation(experiment: Experiment, changes: Mapping[str, Any]) -> Distillation:
-    """How a run is distilled again: a given time takes the place of its own quorum, a given quorum that of its time."""
+    """The settings of another distillation: a given time replaces the run's quorum, a given quorum its time."""
     own = dict(changes)
     if own.get("at"):
         own.setdefault("quorum", 1.0)
@@ -247,53 +209,48 @@ def new_name(experiment: Experiment) -> str:
     return f"{name}-{taken + 1}" if taken else name
 
 
-def _go(
-    problem: Problem,
+def _hardware(
+    engine: str | Engine, device: str, workers: int, cluster: ClusterConfig | None
+) -> tuple[ClusterConfig, torch.device]:
+    """The cluster and the device that these arguments mean, checked."""
+    cluster = resolve_cluster(cluster, device)
+    name = engine if isinstance(engine, str) else engine.name
+    if isinstance(engine, str):
+        check_engine(engine, workers, cluster)
+    return cluster, torch_device(cluster.device, name)
+
+
+def _execute(
+    task: Task,
     folder: RunFolder,
     making: Callable[[], Engine],
     device: torch.device,
-    watcher: method.Watcher,
+    callback: Callback,
     track: Sequence[str],
     event: str,
 ) -> Run:
-    tracking = [trackers.Tracking(name, folder, watcher.on_note) for name in track]
-    summary, worker = None, None
+    """Algorithm 1 into a run folder that this process holds alone."""
+    followers = CallbackList(callback, *(trackers.Tracking(name, folder, callback.on_message) for name in track))
+    recorder, summary, engine = RunRecorder(folder, task.experiment, followers), None, Engine()
     folder.lock()
     try:
-        if not folder.model("start").is_file():
-            files.save_tensors(folder.model("start"), problem.start, {"round": 0, "clock": 0.0})
-        for cohort, own in problem.others.items():
-            if not folder.own_start(cohort).is_file():
-                files.save_tensors(folder.own_start(cohort), own.start, {"round": 0, "clock": 0.0})
-        worker = making()
-        more: dict[str, Any] = {}
-        if worker.name == "ray":
-            _look_at(worker, folder, watcher)
-            more["workers_device"] = getattr(worker, "device", "")
-        folder.log(event, engine=worker.name, device=str(device), **more)
-        summary = method.cpfl(problem, folder, worker, device, _Together(watcher, *tracking))
+        save_initial_models(folder, task)
+        engine = making()
+        engine.on_event, engine.on_load = folder.log, lambda load: _show_load(load, folder, followers)
+        more = {"workers_device": engine.device} if engine.name == "ray" else {}
+        folder.log(event, engine=engine.name, device=str(device), **more)
+        outcome = method.cpfl(task, engine, recorder, device)
+        summary = recorder.save(outcome, engine=engine.name, device=engine.device or device.type)
         folder.log("finished")
     finally:
-        _close(worker)
-        for tracker in tracking:
-            tracker.on_end(summary)
+        engine.close()
+        followers.on_end(summary)
         folder.unlock()
     return Run(folder.path)
 
 
-def _look_at(engine: Any, folder: RunFolder, watcher: method.Watcher) -> None:
-    """What happens on a cluster is worth a line in the run's log, and who does what a small file."""
-    shown = getattr(watcher, "on_workers", lambda load: None)
-
-    def on_load(load: dict[str, Any]) -> None:
-        with contextlib.suppress(RunFolderError):  # nobody's run ends for want of a display
-            files.write_atomic(folder.workers(), json.dumps(load).encode(), lasting=False)
-        shown(load)
-
-    engine.on_event, engine.on_load = folder.log, on_load
-
-
-def _close(engine: Any) -> None:
-    """Let go of what an engine holds, if it holds anything."""
-    if engine is not None and hasattr(engine, "close"):
-        engine.close()
+def _show_load(load: dict[str, Any], folder: RunFolder, callback: Callback) -> None:
+    """The load of a cluster's workers, in a small file and for callbacks."""
+    with suppress(RunFolderError):  # no run ends because a display cannot be written
+        files.write_atomic(folder.workers(), json.dumps(load).encode(), lasting=False)
+    callback.on_workers(load)

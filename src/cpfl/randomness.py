@@ -12,12 +12,12 @@ repair         client                     the donor of an empty client's one sam
 subset         – (seed 0)                 which column values become clients: the same for all seeds
 test           – (seed 0)                 which samples are held out where a source has no test set
 validation     client                     permutation of the client's samples; the first floor(share · n) validate
-cohorts        –                          permutation of the clients; in other plans it settles ties
-swaps          –                          cohort plans: which cohorts are paired, and which clients might change places
+cohorts        –                          permutation of the clients; in other rules it breaks ties
+swaps          –                          cohort assignment: which cohorts are paired, and which clients may be swapped
 devices        –                          rows of the trace (or uniform quantiles of the synthetic fleet)
 selection      cohort, round              a round's participants; with an attempt, or FedBuff's start, as third number
 availability   –                          rows of the availability trace
-availability   client                     the synthetic week: begin in a spell or not, then the spells' lengths
+availability   client                     synthetic schedule: available at first or not, then the intervals' lengths
 crash          client, round, attempt     whether the client crashes, then after which share of its work
 batches        client, round              the permutation(s) of a client's training samples
 augment        client, round              crop, flip and cutout of every training sample, in batch order
@@ -27,7 +27,7 @@ val-augment    client, round              the same for validation images, where 
 student        –                          one integer below 2**63: the torch seed of the fresh student
 public-crop    –                          where larger public images are cropped
 view           view                       crop, flip and cutout of every public image in one view
-asked          –                          stopping rule joint: the order in which clients are chosen to judge
+asked          –                          stopping rule joint: the order in which clients are chosen to evaluate
 count-noise    cohort                     the noise on a simulated cohort's label counts
 letters        – (seed 0)                 the built-in public set: letter, slant, size and weight of every image
 grain          set (seed 0)               the grain of digits-grainy, train (0) and test (1), and of letters-grainy (2)
@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 
 def stream(seed: int, purpose: str, *address: int) -> np.random.Generator:
-    """The generator that lives at this address."""
+    """The generator at this address."""
     key = (zlib.crc32(purpose.encode()), *address)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)))
 
@@ -85,7 +85,7 @@ def _keys(seed: int, purpose: str, numbers_K: NDArray[np.uint32]) -> NDArray[np.
 
 
 class _Hash:
-    """SeedSequence's multiplicative hash; its constant moves on with every word."""
+    """SeedSequence's multiplicative hash; its constant changes with every word."""
 
     def __init__(self, start: int, factor: int) -> None:
         self._constant, self._factor = start, factor

@@ -1,17 +1,18 @@
-"""The command line."""
+"""The command line: options, help texts and what is printed. What a command does is in the library."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from importlib import metadata
 from typing import Annotated, NoReturn
 
 import click
 import typer
 
-from cpfl.cli import bench, board, data, deploy, models, plan, report, runs
+from cpfl.cli import cohorts, dashboard, data, deploy, machine, models, report, runs, settings, sweeps
 from cpfl.errors import CpflError
-from cpfl.runs.folder import versions
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -27,36 +28,51 @@ app = typer.Typer(
 def program(
     version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
 ) -> None:
-    """Cohort-Parallel Federated Learning: train cohorts side by side, distil them into one model."""
+    """Cohort-Parallel Federated Learning: train cohorts side by side, distill them into one model."""
     if version:
-        print(f"cpfl {versions()['cpfl']}")
+        try:
+            print(f"cpfl {metadata.version('cpfl')}")
+        except metadata.PackageNotFoundError:
+            print("cpfl, from a source tree")
         raise typer.Exit
 
 
-runs.add_to(app)
-plan.add_to(app)
-models.add_to(app)
-bench.add_to(app)
-report.add_to(app)
-board.add_to(app)
+# A command imports what it needs when it is called: help and mistyped options must answer at once.
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": runs.run,
+    "sweep": sweeps.sweep,
+    "resume": runs.resume,
+    "distill": runs.distill,
+    "list": runs.list_runs,
+    "settings": settings.settings,
+    "cohorts": cohorts.cohorts,
+    "export": models.export,
+    "predict": models.predict,
+    "doctor": machine.doctor,
+    "bench": machine.bench,
+    "report": report.report,
+    "dashboard": dashboard.dashboard,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:
     """Run a command; a user's mistake ends in one sentence and exit code 2."""
-    sys.path.append(os.getcwd())  # where a user's own `module:Class` lies; last, so that it hides nothing
+    sys.path.append(os.getcwd())  # for the user's own `module:Class`; last, so that it hides nothing
     try:
         code = app(standalone_mode=False)
     except CpflError as error:
         _end(str(error), 2)
     except click.ClickException as error:
-        told = error.format_message().replace(" (env var: 'None')", "")  # click's, where there is none
-        _end(f"{told} See cpfl --help", error.exit_code)
+        message = error.format_message().replace(" (env var: 'None')", "")  # click adds this where there is none
+        _end(f"{message} See cpfl --help", error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    if code == INTERRUPTED:  # typer turns Ctrl-C into this code and says nothing
-        _end("interrupted; what was written is kept: cpfl list shows it, cpfl resume DIR goes on with it", INTERRUPTED)
+    if code == INTERRUPTED:  # typer turns Ctrl-C into this code and prints nothing
+        _end("interrupted; what was written is kept: cpfl list shows it, cpfl resume DIR continues it", INTERRUPTED)
     sys.exit(code)
 
 

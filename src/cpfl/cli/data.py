@@ -1,58 +1,42 @@
-"""Commands around data sets: data list, get, check, import."""
+"""Commands for data sets: data list, get, check, import."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import pyarrow.parquet as pq
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from cpfl import experiment_file
-from cpfl.cli.options import AsJson, DataFolder, ExperimentName, Settings, console, show_json
-from cpfl.data import federated, overlap, sources
-from cpfl.data import fetch as fetching
-from cpfl.data.federated import Given
-from cpfl.data.importer import import_folder
+from cpfl.cli.options import AsJson, DataFolder, ExperimentName, Settings, console, say, show_json
 
 app = typer.Typer(help="Data sets: list, get, check, import.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_sets(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """List known data sets and your own, where they lie, and what is expected where one is missing.
+    """List known data sets and your own: where they are, or what is expected where one is missing.
 
     Example: cpfl data list
     """
+    from cpfl.data import sources
+
     roots = sources.search_roots(data)
     sets = [sources.describe(name, roots) for name in sources.available(roots)]
     if as_json:
-        show_json(
-            [
-                {
-                    "name": s.name,
-                    "what": s.what,
-                    "format": s.format,
-                    "path": None if s.path is None else str(s.path),
-                    "expects": s.expects,
-                    "downloadable": s.downloadable,
-                }
-                for s in sets
-            ]
-        )
+        keys = ("name", "what", "format", "path", "expects", "downloadable")
+        rows = [{key: getattr(s, key) for key in keys} for s in sets]
+        show_json([row | {"path": None if row["path"] is None else str(row["path"])} for row in rows])
         return
     table = Table()
     for name in ("set", "what it is", "where"):
         table.add_column(name, overflow="fold")
     for s in sets:
-        lacking = (
-            f"missing; cpfl data get {s.name}"
-            if s.downloadable
-            else f"missing; expected in {roots[0] / s.name}: {s.expects}"
-        )
-        table.add_row(s.name, s.what, lacking if s.format == "missing" else str(s.path or s.format))
+        where = str(s.path or s.format)
+        if s.format == "missing":
+            expected = f"expected in {roots[0] / s.name}: {s.expects}"
+            where = f"missing; {f'cpfl data get {s.name}' if s.downloadable else expected}"
+        table.add_row(s.name, s.what, where)
     console.print(table)
 
 
@@ -60,20 +44,23 @@ def list_sets(data: DataFolder = None, as_json: AsJson = False) -> None:
 def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A known data set.")],
     data: DataFolder = None,
-    mirror: Annotated[str | None, typer.Option(help="Fetch from this address instead of the published one.")] = None,
+    mirror: Annotated[str | None, typer.Option(help="Download from this address instead of the published one.")] = None,
 ) -> None:
     """Download a data set and verify its checksum.
 
     Example: cpfl data get cifar10
     """
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from cpfl.data import sources
+    from cpfl.data.fetch import fetch
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=None)
         root = sources.download_root(data)
-        where = fetching.fetch(
-            name, root, mirror, lambda done, total: progress.update(task, completed=done, total=total)
-        )
-    console.print(f"{name} is in {where}", highlight=False, soft_wrap=True)
+        where = fetch(name, root, mirror, lambda done, total: progress.update(task, completed=done, total=total))
+    say(f"{name} is in {where}")
 
 
 @app.command()
@@ -84,9 +71,11 @@ def check(
 
     Example: cpfl data check digits
     """
+    from cpfl.data import federated, overlap, sources
+    from cpfl.settings import experiment_file
+
     chosen = experiment_file.load(experiment, settings or [])
-    roots = sources.search_roots(data)
-    used = federated.load(chosen, roots, Given())  # what a run would use: fitted, held out, limited
+    used = federated.load(chosen, sources.search_roots(data), federated.Given())  # as in a run: fitted, limited
     sets = {
         f"train ({chosen.data.train})": used.train,
         f"test ({chosen.data.train})": used.test,
@@ -94,28 +83,20 @@ def check(
     }
     found = overlap.shared_images(sets)
     if as_json:
-        show_json(
-            {
-                "samples": {name: len(samples) for name, samples in sets.items()},
-                "shared": [
-                    {"first": o.first, "second": o.second, "images": o.images, "examples": o.examples} for o in found
-                ],
-            }
-        )
+        keys = ("first", "second", "images", "examples")
+        shared = [{key: getattr(one, key) for key in keys} for one in found]
+        show_json({"samples": {name: len(samples) for name, samples in sets.items()}, "shared": shared})
     else:
         for name, samples in sets.items():
-            console.print(f"{name}: {len(samples):,} samples of shape {samples.shape}", highlight=False, soft_wrap=True)
-        for shared in found:
-            console.print(str(shared), highlight=False, soft_wrap=True)
-        if not found:
-            console.print("no image is in more than one of them", highlight=False)
+            say(f"{name}: {len(samples):,} samples of shape {samples.shape}")
+        say("\n".join(map(str, found)) or "no image is in more than one of them")
     if found:
         raise typer.Exit(1)
 
 
 @app.command("import")
 def import_set(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the new set is called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new set.")],
     source: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="train/<label>/*.png, test/<label>/*.png; or images.")
     ],
@@ -125,15 +106,17 @@ def import_set(
 
     Example: cpfl data import leaves photos --data data
     """
-    where = import_folder(source, name, sources.download_root(data))
+    import pyarrow.parquet as pq
+
+    from cpfl.data.importer import import_folder
+    from cpfl.data.sources import download_root
+
+    where = import_folder(source, name, download_root(data))
     files = sorted(where.glob("*.parquet"))
     images = sum(pq.read_metadata(file).num_rows for file in files)
     labelled = "label" in pq.read_schema(files[0]).names
-    use = "train" if labelled else "public"
     folder = f" --data {data}" if data is not None else ""
-    console.print(
+    say(
         f"{name}: {images:,} images {'with' if labelled else 'without'} labels, in {where}; "
-        f"use them with{folder} --set data.{use}={name}",
-        soft_wrap=True,
-        highlight=False,
+        f"use them with{folder} --set data.{'train' if labelled else 'public'}={name}"
     )

@@ -8,45 +8,46 @@ from typing import Annotated
 
 import typer
 
-from cpfl.cli.options import AsJson, Settings, console, notes, show_json
+from cpfl.cli.options import AsJson, Settings, notify, say
 from cpfl.errors import CpflError
 
-app = typer.Typer(no_args_is_help=True, help="A real fleet on Flower: pip install 'cpfl[flower]'.")
+app = typer.Typer(no_args_is_help=True, help=r"A real fleet on Flower: pip install 'cpfl\[flower]'.")
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
 
 
 @app.command()
 def new(path: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")]) -> None:
-    """Write an app of one screen to start from: your model, your data, the experiment.
+    """Write a short app to start from: your model, your data, the experiment.
 
     Example: cpfl deploy new fleet
     """
     _needs_flower()
-    from cpfl.deploy.new import new_app
+    from cpfl.deploy.local_run import new_app
 
     made = new_app(path)
-    console.print(f"{made}/app.py is the app; try it with: cpfl deploy local {made}", highlight=False, soft_wrap=True)
+    say(f"{made}/app.py is the app; try it with: cpfl deploy local {made}")
 
 
 @app.command()
 def local(
-    folder: Annotated[Path | None, typer.Argument(metavar="[APP]", help="The app's folder; else the template.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="How many nodes, a client each.")] = 8,
-    cohorts: Annotated[int, typer.Option(min=1, help="Into how many cohorts.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="The run folder; else a new one in runs/.")] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="[APP]", help="The app. Default: the template.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes, one client each.")] = 8,
+    cohorts: Annotated[int, typer.Option(min=1, help="Number of cohorts, n.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="The run folder. Default: a new one in runs/.")] = None,
     settings: Settings = None,
     keep: Annotated[Path | None, typer.Option(help="Keep certificates, keys and logs in this new folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run an app on this machine: a SuperLink and nodes with TLS and keys on loopback, taken down at the end.
+    """Run an app on this machine: a SuperLink and nodes with TLS and keys on localhost, stopped at the end.
 
     Example: cpfl deploy local --nodes 8 --cohorts 2
     """
     _needs_flower()
-    from cpfl import api, experiment_file
+    from cpfl import api
     from cpfl.cli.runs import show
-    from cpfl.deploy.local import run_locally
+    from cpfl.deploy.local_run import run_locally
     from cpfl.runs.folder import RunFolder
+    from cpfl.settings import experiment_file
 
     if cohorts > nodes:
         raise CpflError(f"--cohorts {cohorts} is more than --nodes {nodes}: 1 to {nodes}")
@@ -54,32 +55,27 @@ def local(
         raise CpflError(f"--keep {keep} exists: choose another name")
     words = settings or []
     if any(" " in word for word in words):
-        raise CpflError("--set takes no spaces here: Flower hands settings on as words")
+        raise CpflError("--set takes no spaces here: Flower passes settings on as words")
     chosen = experiment_file.with_settings(experiment_file.load("digits"), {"clients": nodes, "cohorts": cohorts})
     path = out or api.RUNS / api.new_name(experiment_file.with_settings(chosen, {"name": "fleet"}))
     RunFolder.check_free(path)
 
-    def tell(text: str) -> None:
-        (notes if as_json else console).print(text, highlight=False, soft_wrap=True, markup=False)
-
-    finished = api.load_run(run_locally(folder, nodes, cohorts, path, " ".join(words), keep, tell))
-    if as_json:
-        show_json({**finished.summary, "path": str(finished.path)})
-    else:
-        show(finished.summary, finished.path, as_json)
+    show_message = notify if as_json else say
+    finished = api.load_run(run_locally(folder, nodes, cohorts, path, " ".join(words), keep, show_message))
+    show(finished.summary, finished.path, as_json)
 
 
 @app.command(context_settings=ANYTHING)
 def node(context: typer.Context) -> None:
-    """Run flower-supernode, warm and awake while a run goes on; takes its options.
+    """Run flower-supernode with cpfl imported in advance and no sleep during a run. Takes flower-supernode's options.
 
     Example: cpfl deploy node --superlink server:9092 --root-certificates ca.crt
     """
     _needs_flower()
-    from cpfl.deploy.node import main
+    from cpfl.deploy.prefork import run_supernode
 
     sys.argv = ["flower-supernode", *context.args]
-    main()
+    run_supernode()
 
 
 def _needs_flower() -> None:

@@ -1,4 +1,4 @@
-"""Commands around the global model and this machine: export, predict, doctor."""
+"""Commands for a finished run's global model: export, predict."""
 
 from __future__ import annotations
 
@@ -8,70 +8,51 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cpfl import doctor as examination
-from cpfl.cli.options import AsJson, DataFolder, RunPath, console, show_json
-from cpfl.export import export as write
-from cpfl.predict import predict as answer
+from cpfl.cli.options import AsJson, RunPath, console, say, show_json
 
-Student = Annotated[str, typer.Option("--distillation", help="The name of a later distillation of the run.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Put the commands into the program."""
-    for command in (export, predict, doctor):
-        app.command()(command)
+Distillation = Annotated[str, typer.Option("--distillation", help="Name of a later distillation of the run.")]
 
 
 def export(
     path: RunPath,
-    out: Annotated[Path | None, typer.Option(help="A folder; else export/ in the run folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: export/ in the run folder.")] = None,
     onnx: Annotated[bool, typer.Option(help="Also write ONNX.")] = True,
-    distillation: Student = "",
+    distillation: Distillation = "",
     as_json: AsJson = False,
 ) -> None:
     """Write the global model as safetensors and ONNX.
 
     Example: cpfl export DIR --out model
     """
+    from cpfl.inference.export import export as write
+
     written = [str(file) for file in write(path, out, distillation=distillation, onnx=onnx)]
     if as_json:
         show_json(written)
     else:
-        console.print("\n".join(written), highlight=False, soft_wrap=True)
+        say("\n".join(written))
 
 
 def predict(
     path: RunPath,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="A folder of images, or one image.")],
-    distillation: Student = "",
+    distillation: Distillation = "",
     as_json: AsJson = False,
 ) -> None:
-    """Classify images with the global model; other sizes are fitted.
+    """Classify images with the global model. Images of other sizes are resized.
 
     Example: cpfl predict DIR photos
     """
-    rows = list(answer(path, images, distillation))
+    from cpfl.inference.predict import predict as classify
+
+    rows = list(classify(path, images, distillation))
     if as_json:
         show_json(rows)
         return
     table = Table()
-    for name, justify in (("image", "left"), ("class", "right"), ("probability", "right")):
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    table.add_column("image", overflow="fold")
+    table.add_column("class", justify="right", overflow="fold")
+    table.add_column("probability", justify="right")
     for row in rows:
         table.add_row(row["image"], row["name"], f"{100 * row['probability']:.1f} %")
     console.print(table)
-
-
-def doctor(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show what this machine has for cpfl.
-
-    Example: cpfl doctor
-    """
-    checks = examination.examine(data)
-    if as_json:
-        show_json([{"what": what, "fine": fine, "found": found} for what, fine, found in checks])
-    else:
-        for what, fine, found in checks:
-            console.print(f"{'ok ' if fine else 'BAD'}  {what:<16} {found}", highlight=False, soft_wrap=True)
-    if not all(fine for _, fine, _ in checks):
-        raise typer.Exit(1)

@@ -1,146 +1,120 @@
-"""The sweep command, and going on with a sweep."""
+"""The command sweep, and what it shares with resuming a sweep."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import cpfl
-from cpfl import experiment_file
-from cpfl.cli.options import (
-    Address,
-    AsJson,
-    DataFolder,
-    Device,
-    EngineName,
-    ExperimentName,
-    GpuShare,
-    Jobs,
-    NodeData,
-    Settings,
-    Track,
-    Workers,
-    console,
-    notes,
-    show_json,
-    values,
-    whole_numbers,
-)
-from cpfl.engines.ray import Place
+from cpfl.cli import options
 from cpfl.errors import CpflError, SweepError
-from cpfl.experiment import Experiment
-from cpfl.report import tables
-from cpfl.sweep import default_folder
-from cpfl.sweep.plan import Plan, folder_name
-from cpfl.terminal import SweepView
-from cpfl.terminal.sweep_view import sentence
+
+if TYPE_CHECKING:
+    from cpfl.settings import Experiment
+    from cpfl.sweep import SweepGrid
 
 
 def sweep(
-    experiment: ExperimentName,
-    cohorts: Annotated[str | None, typer.Option(help="Values of n, such as 1,2,4,8; else the experiment's.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, such as 90,91,92; else the experiment's.")] = None,
+    experiment: options.ExperimentName,
+    cohorts: Annotated[str | None, typer.Option(help="Values of n: 1,2,4,8. Default: the experiment's.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds: 90,91,92. Default: the experiment's.")] = None,
     over: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE,VALUE…", help="Values of any other setting; may be repeated."),
     ] = None,
-    settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of all runs; else a new one in runs/.")] = None,
-    data: DataFolder = None,
-    engine: EngineName = "auto",
-    device: Device = "auto",
-    workers: Workers = 0,
-    address: Address = "",
-    gpu_share: GpuShare = 1.0,
-    node_data: NodeData = "",
-    jobs: Jobs = 1,
-    track: Track = None,
-    as_json: AsJson = False,
+    settings: options.Settings = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: a new one in runs/.")] = None,
+    data: options.DataFolder = None,
+    engine: options.EngineName = "auto",
+    device: options.Device = "auto",
+    workers: options.Workers = 0,
+    address: options.Address = "",
+    gpu_share: options.GpuShare = 1.0,
+    node_data: options.NodeData = "",
+    jobs: options.Jobs = 1,
+    track: options.Track = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Run an experiment over n, seeds and other settings, and show what n costs and gains.
 
-    What is finished is not done again, what was interrupted is resumed: the same command again, or cpfl resume DIR.
+    The same command again, or cpfl resume DIR, skips finished runs and resumes interrupted ones.
 
     Example: cpfl sweep digits --cohorts 1,2,4,8 --over data.alpha=0.1,1 --jobs 2
     """
-    base = experiment_file.load(experiment, settings or [])
-    numbers = None if cohorts is None else whole_numbers(cohorts, "--cohorts")
-    chosen_seeds = None if seeds is None else whole_numbers(seeds, "--seeds")
-    where = out or default_folder(base)
-    words = {"cohorts": numbers, "seeds": chosen_seeds, "over": values(over or [], "--over"), "out": where}
-    given = experiment_file.parse_assignments(settings or [])  # a combination that takes another recipe keeps it
-    place = Place(address, gpu_share, device, node_data)
-    common = {"data": data, "engine": engine, "device": device, "workers": workers, "track": track or []}
-    go(base, where, jobs, as_json, {**words, **common, "settings": given, "cluster": place})
+    from cpfl.settings import experiment_file
+    from cpfl.sweep import default_folder
+
+    base = experiment_file.load(experiment, settings or [], strict=False)  # a combination may need what is idle here
+    folder = out or default_folder(base)
+    arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
+    arguments |= {"out": folder, "over": options.values(over or [], "--over")}
+    arguments["cohorts"] = None if cohorts is None else options.whole_numbers(cohorts, "--cohorts")
+    arguments["seeds"] = None if seeds is None else options.whole_numbers(seeds, "--seeds")
+    arguments["settings"] = experiment_file.parse_assignments(settings or [])  # kept with another recipe or server
+    run_sweep(base, folder, jobs, as_json, arguments)
 
 
-def go(experiment: Experiment | Path, where: Path, jobs: int, as_json: bool, words: Mapping[str, Any]) -> None:
-    """Do the sweep, then show its table and picture; failed runs are told last, with exit code 1."""
-    with SweepView(notes if as_json else console) as view:
+def run_sweep(
+    experiment: Experiment | Path, folder: Path, jobs: int, as_json: bool, arguments: Mapping[str, Any]
+) -> None:
+    """Run a sweep, then show its tables and pictures. Failed runs are listed last, with exit code 1."""
+    import cpfl
+    from cpfl.report import tables
+    from cpfl.terminal import SweepView
+    from cpfl.terminal.sweep_view import sentence
+
+    with SweepView(options.notes if as_json else options.console) as view:
         try:
-            runs = cpfl.sweep(experiment, jobs=jobs, watcher=view, **words)
+            runs = cpfl.sweep(experiment, jobs=jobs, callback=view, **arguments)
         except SweepError as error:
             runs = error.runs
-    assert view.plan is not None
-    groups: dict[str, list[dict[str, Any]]] = {}
+    assert view.grid is not None
+    all_rows: list[dict[str, Any]] = []
+    groups: dict[str, list[dict[str, Any]]] = {}  # by the settings other than n and the seed
     for run in runs:
-        groups.setdefault(_group(view.plan, run.path.name), []).append(run.summary)
+        varied = view.grid.varied(run.path.name)
+        all_rows.append({**run.summary, "path": str(run.path)} | ({"settings": varied} if varied else {}))
+        groups.setdefault(_group(varied), []).append(all_rows[-1])
     if as_json:
-        show_json(_tree(runs, view, where))
-    elif runs:
-        for group, summaries in groups.items():
-            table = tables.trade_off(summaries, console.width)
+        by_cohorts = [
+            {**row, **({"settings": group[0]["settings"]} if "settings" in group[0] else {})}
+            for group in groups.values()
+            for row in tables.by_cohorts(group)
+        ]
+        failed = [{"path": str(path), "error": sentence(error)} for path, error in view.failures]
+        options.show_json({"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": str(folder)})
+    else:
+        for group, rows in groups.items():
+            table = tables.trade_off(rows, options.console.width)
             table.title = f"{table.title}, {group}" if group else table.title
-            console.print(table)
-    pictures = _draw(view.plan, groups, where)
+            options.console.print(table)
+    pictures = _draw(view.grid, groups, folder)
     if not as_json:
-        lines = [f"runs:    {where}", *(f"picture: {picture}" for picture in pictures)]
-        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        options.say("\n".join([f"runs:    {folder}", *(f"picture: {picture}" for picture in pictures)]))
     if view.failures:
         for path, failure in view.failures:
-            if not isinstance(failure, CpflError):  # ours to mend: the whole story
-                notes.print("".join(traceback.format_exception(failure)), highlight=False, markup=False, soft_wrap=True)
-            notes.print(f"cpfl: {path.name}: {sentence(failure)}", highlight=False, markup=False, soft_wrap=True)
+            if not isinstance(failure, CpflError):  # a bug: the whole traceback
+                options.notify("".join(traceback.format_exception(failure)))
+            options.notify(f"cpfl: {path.name}: {sentence(failure)}")
         raise typer.Exit(1)
 
 
-def _group(plan: Plan, name: str) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in plan.varied(name).items())
+def _group(varied: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in varied.items())
 
 
-def _tree(runs: list[cpfl.Run], view: SweepView, where: Path) -> dict[str, Any]:
-    assert view.plan is not None
-    rows, by_group = [], dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]()
-    for run in runs:
-        settings = view.plan.varied(run.path.name)
-        row = {**run.summary, "path": str(run.path)} | ({"settings": settings} if settings else {})
-        rows.append(row)
-        by_group.setdefault(_group(view.plan, run.path.name), (settings, []))[1].append(row)
-    return {
-        "runs": rows,
-        "by_cohorts": [
-            {**row, **({"settings": settings} if settings else {})}
-            for settings, group in by_group.values()
-            for row in tables.by_cohorts(group)
-        ],
-        "failed": [{"path": str(path), "error": sentence(error)} for path, error in view.failures],
-        "path": str(where),
-    }
-
-
-def _draw(plan: Plan, groups: Mapping[str, list[dict[str, Any]]], where: Path) -> list[Path]:
+def _draw(grid: SweepGrid, groups: Mapping[str, list[dict[str, Any]]], folder: Path) -> list[Path]:
     """A picture for each combination of other settings than n and the seed."""
-    from cpfl.report import figures  # takes half a second that other commands need not pay
+    from cpfl.report import figures, style
+    from cpfl.sweep.grid import folder_name
 
     pictures = []
-    for group, summaries in groups.items():
-        title = f"{plan.base.name}: what n costs and gains" + (f", {group}" if group else "")
-        name = next(plan.varied(name) for name in plan.runs if _group(plan, name) == group)
+    for group, rows in groups.items():
+        title = f"{grid.base.name}: what n costs and gains" + (f", {group}" if group else "")
         # folder_name keeps it safe, whatever the values are
-        label = folder_name({"cohorts": 0, "seed": 0, **name}).removeprefix("n000-seed0")
-        pictures.append(figures.save(figures.trade_off(summaries, title), where / f"trade-off{label}.png"))
+        label = folder_name({"cohorts": 0, "seed": 0, **rows[0].get("settings", {})}).removeprefix("n000-seed0")
+        pictures.append(style.save(figures.trade_off(rows, title), folder / f"trade-off{label}.png"))
     return pictures

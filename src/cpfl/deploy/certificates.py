@@ -1,4 +1,4 @@
-"""Certificates for trying things on one machine: an authority of one's own, and what it signs; keys for nodes."""
+"""Certificates and node keys for a local fleet: a certificate authority, and what it signs."""
 
 from __future__ import annotations
 
@@ -8,69 +8,57 @@ import os
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
 DAYS = 30
 CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
+Key = ec.EllipticCurvePrivateKey
 
 
 def authority(folder: Path, host: str = "127.0.0.1") -> None:
-    """ca.crt, server.pem and server.key for a SuperLink at this address; the authority's own key is thrown away."""
+    """ca.crt, server.pem and server.key for a SuperLink at this address; the authority's own key is not stored."""
     folder.mkdir(parents=True, exist_ok=True)
-    root = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cpfl deploy local")])
-    ca = (
-        _certificate(name, name, root.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(root.public_key()), critical=False)
-        .sign(root, hashes.SHA256())
-    )
-    key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(host))]
-    server = (
-        _certificate(subject, name, key.public_key())
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key()), critical=False)
-        .sign(root, hashes.SHA256())
-    )
-    (folder / CA).write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    (folder / CERTIFICATE).write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    _private(folder / KEY, _pem(key, serialization.PrivateFormat.TraditionalOpenSSL))
+    root, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    issuer = "cpfl deploy local"
+    identifier = x509.SubjectKeyIdentifier.from_public_key(root.public_key())
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    (folder / CA).write_bytes(_certificate(issuer, root, issuer, root, constraints, identifier))
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(host))])
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key())
+    constraints = x509.BasicConstraints(ca=False, path_length=None)
+    (folder / CERTIFICATE).write_bytes(_certificate(host, key, issuer, root, constraints, names, signer))
+    _write_key(folder / KEY, key, PrivateFormat.TraditionalOpenSSL)
 
 
 def node_key(path: Path) -> Path:
-    """A node's key pair, as `ssh-keygen -t ecdsa -b 384` makes it; the public half's path."""
+    """A node's key pair, as `ssh-keygen -t ecdsa -b 384` makes it; the path of the public key."""
     key = ec.generate_private_key(ec.SECP384R1())
-    _private(path, _pem(key, serialization.PrivateFormat.OpenSSH))
+    _write_key(path, key, PrivateFormat.OpenSSH)
     public = path.with_name(path.name + ".pub")
-    public.write_bytes(
-        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    )
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
     return public
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _certificate(subject: str, key: Key, issuer: str, signer: Key, *extensions: x509.ExtensionType) -> bytes:
+    """A signed certificate in PEM; its basic constraints are critical."""
     now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
+    builder = x509.CertificateBuilder(
+        issuer_name=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]),
+        subject_name=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]),
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - datetime.timedelta(hours=1),
+        not_valid_after=now + datetime.timedelta(days=DAYS),
     )
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-
-def _private(path: Path, content: bytes) -> None:
-    """A file that nobody else may read, from its first byte on."""
+def _write_key(path: Path, key: Key, style: PrivateFormat) -> None:
+    """A file that only this user may read, from its first byte on."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
+        file.write(key.private_bytes(Encoding.PEM, style, NoEncryption()))

@@ -22,19 +22,19 @@ class Adam:
         self._states = [(p, torch.zeros_like(p), torch.zeros_like(p), torch.tensor(0.0)) for p in parameters]
 
     def zero_grad(self) -> None:
-        """Forget the last slopes."""
+        """Forget the last gradients."""
         for parameter, *_ in self._states:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move every parameter that has a slope."""
+        """Move every parameter that has a gradient."""
         states = [state for state in self._states if state[0].grad is not None]
         if states:
-            params, means, squares, counts = map(list, zip(*states, strict=True))
-            slopes = [p.grad for p in params]
+            params, means, squared_losses, counts = map(list, zip(*states, strict=True))
+            gradients = [p.grad for p in params]
             beta1, beta2 = BETAS
             adam(
-                params, slopes, means, squares, [], counts,
+                params, gradients, means, squared_losses, [], counts,
                 amsgrad=False, beta1=beta1, beta2=beta2, lr=self.lr, weight_decay=0.0, eps=EPS, maximize=False,
             )  # fmt: skip

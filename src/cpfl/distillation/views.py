@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from cpfl.data.transform import NOWHERE, PAD, draw_mix, draw_plan, paste
-from cpfl.distillation.shards import Shards
-from cpfl.distillation.targets import Chunks, Numbers, Teachers, fitting_heat, joined, sharpened
-from cpfl.experiment import Distillation
-from cpfl.problem import Problem
+from cpfl import models
+from cpfl.data.transform import NOWHERE, PAD, draw_augmentation, draw_mix, paste
+from cpfl.distillation.ensemble import Chunks, Ensemble, Precision, TeacherStates, fitting_temperature, sharpened
+from cpfl.engines.base import Engine
 from cpfl.randomness import stream
+from cpfl.settings import Distillation
+from cpfl.task.task import Task
+
+SHARD_UNIT = 1024  # samples that stay together: whole forward passes on a CPU, so that shards change no bit there
 
 
 class Views:
-    """Public images as the student sees them, and the targets that belong to what it sees.
+    """Public samples as the student sees them, and the targets that belong to what it sees.
 
-    Student and teachers see the same views, `views` of them in turn; without `same_views`, as in the paper, targets are
-    made once, on one view of each image, and the student sees a new view in every epoch.
+    Student and teachers see the same `views` views alternately. Without `same_views`, as in the paper, targets are made
+    once, on one view of each sample, and the student sees a new view in every epoch.
     """
 
     def __init__(
         self,
-        problem: Problem,
-        modules: Sequence[nn.Module],
-        teachers: Teachers,
-        weights_NC: NDArray[np.float64],
+        task: Task,
+        ensemble: Ensemble,
+        teachers: TeacherStates,
         settings: Distillation,
-        numbers: Numbers,
-        shards: Shards | None = None,  # others make the targets
+        shards: Shards | None = None,  # the workers that compute the targets, if there are any
     ) -> None:
-        self._data, self._seed, self._settings, self._numbers = (
-            problem.data,
-            problem.experiment.seed,
-            settings,
-            numbers,
-        )
-        self._modules, self._teachers, self._weights, self._shards = modules, teachers, weights_NC, shards
-        self._augment = augmentation(settings, problem.experiment.data.augment)
-        self._views = labelled(settings, problem.experiment.data.augment)
-        self._mirrored = settings.mirrored and self._augment != "none"
-        self._x = torch.as_tensor(problem.data.public.x).to(numbers.device)
+        self._data, self._seed, self._settings, self._shards = task.data, task.experiment.seed, settings, shards
+        self._ensemble, self._teachers, self._device = ensemble, teachers, ensemble.precision.device
+        self._augment = augmentation(settings, task.experiment.data.augment)
+        self._views = labelled_views(settings, task.experiment.data.augment)
+        self._x = torch.as_tensor(task.data.public.x).to(self._device)
         self._known: dict[int, Tensor] = {}  # targets by view
-        self._heat: float | None = None
-        self._targets: Tensor | None = None  # of this epoch, always in the same place: a captured graph reads it
+        self._temperature: float | None = None
+        # Of this epoch, always in the same memory: a captured graph reads it.
+        self._targets: Tensor | None = None
         self._plan: Tensor | None = None
         self._mix: Tensor | None = None
 
@@ -58,17 +56,39 @@ class Views:
             seen, labelled = epoch + 1, 0
         if labelled not in self._known:
             self._known[labelled] = self._targets_of(labelled)
-        self._targets = _same_place(self._targets, self._known[labelled])
+        self._targets = _in_place(self._targets, self._known[labelled])
         plan, mix = self._drawn(seen)
         if plan is not None:
-            self._plan = _same_place(self._plan, plan)
+            self._plan = _in_place(self._plan, plan)
         if mix is not None:
-            self._mix = _same_place(self._mix, mix)
+            self._mix = _in_place(self._mix, mix)
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The student's inputs and targets for these rows."""
+        """The student's inputs and targets for these rows of the public set."""
         assert self._targets is not None, "an epoch has begun"
         return self._inputs(rows, self._plan, self._mix), self._targets[rows]
+
+    def targets(self, view: int, first: int, last: int) -> Tensor:
+        """The teachers' targets z̃ for these samples as a view shows them."""
+        plan, mix = self._drawn(view)
+
+        def inputs(rows: slice) -> Tensor:
+            return self._inputs(slice(first + rows.start, first + rows.stop), plan, mix)
+
+        shown = [inputs]
+        if self._settings.flip_average and self._augment != "none":
+            shown.append(lambda rows: inputs(rows).flip(-1))
+        chunks = [Chunks(last - first, each, self._ensemble.precision) for each in shown]
+        return self._ensemble(self._teachers(), *chunks)
+
+    def _targets_of(self, view: int) -> Tensor:
+        count = len(self._x)
+        found = self.targets(view, 0, count) if self._shards is None else self._shards(view, count, self._device)
+        if not (self._ensemble.aggregation.probabilities and self._settings.target_entropy):
+            return found
+        if self._temperature is None:  # one for all views
+            self._temperature = fitting_temperature(found, self._settings.target_entropy)
+        return sharpened(found, self._temperature)
 
     def _inputs(self, rows: Tensor | slice, plan: Tensor | None, mix: Tensor | None) -> Tensor:
         inputs = self._data.public_transform(self._x[rows], None if plan is None else plan[rows])
@@ -77,55 +97,74 @@ class Views:
         return paste(inputs, self._inputs(mix[rows, 0], plan, None), mix[rows])
 
     def _drawn(self, view: int) -> tuple[Tensor | None, Tensor | None]:
-        """How each image is cropped and mirrored, and which squares come from others: in every second view."""
+        """How each image is cropped and flipped, and in every second view which square comes from another image."""
         if self._augment == "none":
             return None, None
-        rng, shape, device = stream(self._seed, "view", view), self._data.train.shape, self._numbers.device
-        plan = draw_plan(rng, len(self._x), shape)
+        rng, shape = stream(self._seed, "view", view), self._data.train.shape
+        plan = draw_augmentation(rng, len(self._x), shape)
         if self._augment != "crop-flip-cutout":
             plan[:, 3:] = NOWHERE
-        if self._augment == "mirror":
+        if self._augment == "flip":
             plan[:, :2], plan[:, 2] = PAD, view % 2
-        if self._augment != "cut-mix":
-            return torch.from_numpy(plan).to(device), None
+        if self._augment != "cutmix":
+            return torch.from_numpy(plan).to(self._device), None
         mix = draw_mix(rng, len(self._x), shape)
         mix[:, 3] *= view % 2
-        return torch.from_numpy(plan).to(device), torch.from_numpy(mix).to(device)
-
-    def joined(self, view: int, first: int, last: int) -> Tensor:
-        """What the teachers say of these samples as a view shows them."""
-        plan, mix = self._drawn(view)
-
-        def shown(rows: slice) -> Tensor:
-            return self._inputs(slice(first + rows.start, first + rows.stop), plan, mix)
-
-        looks = [shown, lambda rows: shown(rows).flip(-1)] if self._mirrored else [shown]
-        inputs = [Chunks(last - first, look, self._numbers) for look in looks]
-        return joined(self._modules, self._teachers(), self._weights, inputs, self._settings)
-
-    def _targets_of(self, view: int) -> Tensor:
-        if self._shards is None:
-            found = self.joined(view, 0, len(self._x))
-        else:
-            found = self._shards.joined(view, len(self._x), self._numbers.device)
-        if self._settings.join != "probabilities" or not self._settings.sharpen:
-            return found
-        if self._heat is None:  # one for all views
-            self._heat = fitting_heat(found, self._settings.sharpen)
-        return sharpened(found, self._heat)
+        return torch.from_numpy(plan).to(self._device), torch.from_numpy(mix).to(self._device)
 
 
-def labelled(settings: Distillation, of_training: str) -> int:
-    """Views that the teachers look at."""
+@dataclass(frozen=True)
+class ShardJob:
+    """Computes the targets of a piece of the public set: (view, first sample, last sample); runs on workers."""
+
+    cohorts: Sequence[int]
+    weights_NC: NDArray[np.float64]
+    settings: Distillation
+
+    def __call__(
+        self,
+        task: Task,
+        device: torch.device,
+        shared: Callable[[], Iterator[Any]],  # the teachers' models as arrays
+        piece: tuple[int, int, int],
+    ) -> NDArray[Any]:
+        models.choose_arithmetic(task.experiment.precision)
+        precision = Precision(device, task.experiment.precision)
+        ensemble = Ensemble(task, self.cohorts, self.settings, precision, self.weights_NC)
+        views = Views(task, ensemble, lambda: map(models.from_arrays, shared()), self.settings)
+        return views.targets(*piece).cpu().numpy()
+
+
+class Shards:
+    """Targets of whole views, computed by an engine's workers: the public set in shards, as the paper proposes."""
+
+    def __init__(self, engine: Engine, job: ShardJob, teachers: TeacherStates) -> None:
+        self._engine, self._job = engine, job
+        self._shared = engine.share(map(models.to_arrays, teachers()))
+
+    def __call__(self, view: int, count: int, device: torch.device) -> Tensor:
+        """The targets of the first `count` samples."""
+        pieces = [(view, first, last) for first, last in shard_bounds(count, self._engine.width)]
+        return torch.from_numpy(np.concatenate(self._engine.spread(self._job, self._shared, pieces))).to(device)
+
+
+def shard_bounds(count: int, parts: int) -> list[tuple[int, int]]:
+    """At most so many shards of about equal size, each of whole forward passes."""
+    size = -(-count // (parts * SHARD_UNIT)) * SHARD_UNIT
+    return [(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def labelled_views(settings: Distillation, of_training: str) -> int:
+    """Number of views for which the teachers compute targets."""
     return 1 if augmentation(settings, of_training) == "none" or not settings.same_views else settings.views
 
 
 def augmentation(settings: Distillation, of_training: str) -> str:
-    """How views are augmented, after all."""
+    """The augmentation of views, with auto and training resolved."""
     if settings.augment == "auto":
-        return "none" if of_training == "none" else "cut-mix"
+        return "none" if of_training == "none" else "cutmix"
     return of_training if settings.augment == "training" else settings.augment
 
 
-def _same_place(held: Tensor | None, value: Tensor) -> Tensor:
+def _in_place(held: Tensor | None, value: Tensor) -> Tensor:
     return value.clone() if held is None else held.copy_(value)

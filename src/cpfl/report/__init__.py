@@ -1,4 +1,4 @@
-"""Tables, pictures and the page over run folders; nothing here trains, and nothing reads the data."""
+"""Tables, figures and the page over run folders; nothing here trains or reads data sets."""
 
 from cpfl.report.writing import Written, report
 

@@ -1,4 +1,4 @@
-"""Pictures of what n costs and gains: the trade-off, everything against n, and what stopping earlier would give."""
+"""Figures of what n costs and gains: the trade-off, every measure against n, and distilling earlier."""
 
 from __future__ import annotations
 
@@ -8,97 +8,75 @@ from typing import Any
 
 import altair as alt
 
-from cpfl.report.points import Rows
-from cpfl.report.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    KEPT,
-    PLAIN,
-    colour_n,
-    colour_of,
-    data,
-    filled,
-    finished,
-    log_n,
-    save,
-    tip,
-)
+from cpfl.report import style
 from cpfl.report.tables import by_cohorts
 
-__all__ = ["against_n", "budget", "pareto", "quorum", "save", "trade_off"]
-
-Spec = dict[str, Any]
-HOURS = "virtual hours to convergence"
+Row = Mapping[str, Any]
+Rows = list[dict[str, Any]]
 
 
 def trade_off(
-    summaries: Iterable[Mapping[str, Any]],
-    title: str,
-    published: Sequence[Mapping[str, Any]] = (),
-    recommended: int | None = None,
-) -> Spec:
+    summaries: Iterable[Row], title: str, published: Sequence[Row] = (), recommended: int | None = None
+) -> style.Spec:
     """Accuracy against virtual hours: a point for every n, CPU hours as its size, the Pareto front drawn."""
-    points = []
-    for row in by_cohorts(summaries):
-        n = row["cohorts"]
-        ends = {
-            f"{name}_{end}": row[key] + sign * row[f"{key}_spread"]
-            for name, key in (("hours", "hours"), ("accuracy", "student_accuracy"))
-            for end, sign in (("low", -1), ("high", 1))
+    points: Rows = [
+        {
+            "n": row["cohorts"],
+            "label": f"n = {row['cohorts']}" + (" (recommended)" if row["cohorts"] == recommended else ""),
+            "hours": row["hours"],
+            "accuracy": row["student_accuracy"],
+            **_ends(row, "hours", "hours_"),
+            **_ends(row, "student_accuracy", "accuracy_"),
+            "cpu_hours": row["cpu_hours"],
+            "seeds": row["seeds"],
         }
-        label = f"n = {n}" + (" (recommended)" if n == recommended else "")
-        own = {"n": n, "label": label, "hours": row["hours"], "accuracy": row["student_accuracy"]}
-        points.append(own | ends | {"cpu_hours": row["cpu_hours"], "seeds": row["seeds"]})
-    points = [point | {"place": i} for i, point in enumerate(sorted(points, key=lambda point: point["hours"]))]
-    front = pareto(points)
+        for row in by_cohorts(summaries)
+    ]
+    points = [point | {"rank": i} for i, point in enumerate(sorted(points, key=lambda point: point["hours"]))]
     paper = [
         {"label": f"paper, n = {row['n']}", "hours": row["hours"], "accuracy": row["student"]}
         for row in with_hours(published)
     ]
     scale = tuple(sorted({float(f"{end(p['cpu_hours'] for p in points):.2g}") for end in (min, max)}))
-    said = "; ".join(f"n = {p['n']}: {p['accuracy']:.1f} % after {p['hours']:.3g} h" for p in points)
-    spec = _trade_off(title, f"Accuracy against hours. {said}", scale, len(points), bool(paper))
-    return filled(spec, points=points, front=front, paper=paper)
+    values = "; ".join(f"n = {p['n']}: {p['accuracy']:.1f} % after {p['hours']:.3g} h" for p in points)
+    spec = _trade_off(title, f"Accuracy against hours. {values}", scale, len(points), bool(paper))
+    return style.filled(spec, points=points, front=pareto(points), paper=paper)
 
 
-@lru_cache(KEPT)
-def _trade_off(title: str, said: str, cpu_scale: tuple[float, ...], count: int, paper: bool) -> Spec:
-    x = alt.X("hours:Q", title=HOURS, scale=alt.Scale(zero=False, padding=40), axis=alt.Axis(format=PLAIN, tickCount=8))
+@lru_cache(style.KEPT)
+def _trade_off(title: str, description: str, cpu_scale: tuple[float, ...], count: int, paper: bool) -> style.Spec:
+    x = style.hours_axis("virtual hours to convergence", zero=False, padding=40)
     y = alt.Y("accuracy:Q", title="test accuracy of the global model, %", scale=alt.Scale(zero=False, padding=36))
-    base = data("points").encode(x=x, y=y)
-    cpu = alt.Size(
-        "cpu_hours:Q", title="CPU hours", scale=alt.Scale(range=[60, 700]), legend=alt.Legend(values=list(cpu_scale))
-    )
-    tips = [tip("n", "n"), tip("accuracy", "accuracy, %", ".2f"), tip("hours", "hours", ".2f")]
-    tips += [tip("cpu_hours", "CPU hours", ".1f"), tip("seeds", "seeds")]
+    base = style.data("points").encode(x=x, y=y)
+    legend = alt.Legend(values=list(cpu_scale))
+    cpu = alt.Size("cpu_hours:Q", title="CPU hours", scale=alt.Scale(range=[60, 700]), legend=legend)
+    cost = ("CPU hours", ".1f")
+    tips = style.tips(n="", accuracy=("accuracy, %", ".2f"), hours=".2f", cpu_hours=cost, seeds="")
     layers = [
-        data("front").mark_line(color=GREEN, strokeDash=[6, 4], strokeWidth=2).encode(x=x, y=y),
-        base.mark_rule(color=BLUE, opacity=0.5).encode(x=alt.X("hours_low:Q"), x2="hours_high:Q"),
-        base.mark_rule(color=BLUE, opacity=0.5).encode(y=alt.Y("accuracy_low:Q"), y2="accuracy_high:Q"),
-        base.mark_circle(color=BLUE, opacity=0.9).encode(size=cpu, tooltip=tips),
+        style.data("front").mark_line(color=style.GREEN, strokeDash=[6, 4], strokeWidth=2).encode(x=x, y=y),
+        base.mark_rule(color=style.BLUE, opacity=0.5).encode(x=alt.X("hours_low:Q"), x2="hours_high:Q"),
+        base.mark_rule(color=style.BLUE, opacity=0.5).encode(y=alt.Y("accuracy_low:Q"), y2="accuracy_high:Q"),
+        base.mark_circle(color=style.BLUE, opacity=0.9).encode(size=cpu, tooltip=tips),
         *(
-            base.transform_filter(f"datum.place % 2 == {odd}")
-            .mark_text(dy=dy, fontWeight="bold")
-            .encode(text="label:N")
+            base.transform_filter(f"datum.rank % 2 == {odd}").mark_text(dy=dy, fontWeight="bold").encode(text="label:N")
             for odd, dy in enumerate((-22, 24)[:count])  # neighbours would cover each other's names
         ),
     ]
     if paper:
-        beside = data("paper").encode(x=x, y=y)
+        beside = style.data("paper").encode(x=x, y=y)
         layers += [
-            beside.mark_point(shape="diamond", size=90, color=GREY, strokeWidth=2),
-            beside.mark_text(dy=16, color=GREY).encode(text="label:N"),
+            beside.mark_point(shape="diamond", size=90, color=style.GREY, strokeWidth=2),
+            beside.mark_text(dy=16, color=style.GREY).encode(text="label:N"),
         ]
-    return finished(alt.layer(*layers), title, said, 340)
+    return style.finished(alt.layer(*layers), title, description, 340)
 
 
-def with_hours(published: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The published figures that have a place among accuracy and hours."""
+def with_hours(published: Iterable[Row]) -> list[Row]:
+    """The published figures that give both accuracy and hours."""
     return [row for row in published if "hours" in row and "student" in row]
 
 
-def pareto(points: Iterable[Mapping[str, Any]]) -> Rows:
+def pareto(points: Iterable[Row]) -> Rows:
     """The points that no other beats in both hours and accuracy, fastest first."""
     front: Rows = []
     for point in sorted(points, key=lambda p: (p["hours"], -p["accuracy"])):
@@ -108,44 +86,43 @@ def pareto(points: Iterable[Mapping[str, Any]]) -> Rows:
 
 
 def against_n(
-    series: Mapping[str, Sequence[Mapping[str, Any]]],
-    published: Mapping[str, Sequence[Mapping[str, Any]]],
+    series: Mapping[str, Sequence[Row]],
+    published: Mapping[str, Sequence[Row]],
     keys: Mapping[str, tuple[str, str]],
     title: str,
     axis: str,
-) -> Spec:
-    """A measure against n on a logarithmic axis: a line for every experiment, mean and spread over seeds.
+) -> style.Spec:
+    """A measure against n on a logarithmic axis: a line for every experiment, mean and spread style.over seeds.
 
-    `keys` says for each line of an experiment (student, teachers) the measure and the name of its published figure.
+    `keys` gives for each line of an experiment (student, teachers) the measure and the name of its published figure.
     """
     points, paper = [], []
     for label, rows in series.items():
         for kind, (key, printed) in keys.items():
-            for row in rows:
-                if kind == "teachers" and row["cohorts"] == 1:  # its model is the result, nobody's teacher
-                    continue
-                mean, deviation = row[key], row[f"{key}_spread"]
-                ends = {"low": mean - deviation, "high": mean + deviation}
-                points.append({"experiment": label, "model": kind, "n": row["cohorts"], "value": mean, **ends})
-            for row in published.get(label, ()):
-                if printed in row:
-                    paper.append({"experiment": label, "model": kind, "n": row["n"], "value": row[printed]})
+            fields = {"experiment": label, "model": kind}
+            points += [
+                {**fields, "n": row["cohorts"], "value": row[key], **_ends(row, key)}
+                for row in rows
+                if kind != "teachers" or row["cohorts"] > 1  # the model of n = 1 is the result, not a teacher
+            ]
+            beside = (row for row in published.get(label, ()) if printed in row)
+            paper += [{**fields, "n": row["n"], "value": row[printed]} for row in beside]
     numbers = tuple(sorted({point["n"] for point in points + paper}))
     spec = _against_n(tuple(series), tuple(keys), numbers, title, axis, bool(paper))
-    return filled(spec, points=points, paper=paper)
+    return style.filled(spec, points=points, paper=paper)
 
 
-@lru_cache(KEPT)
+@lru_cache(style.KEPT)
 def _against_n(
     series: tuple[str, ...], keys: tuple[str, ...], numbers: tuple[int, ...], title: str, axis: str, paper: bool
-) -> Spec:
-    colours = colour_of("experiment", list(series)) if len(series) > 1 else alt.value(BLUE)
-    accuracy = len(keys) > 1  # of student and teachers; what else there is are costs, which begin at nothing
-    x = log_n(numbers)
+) -> style.Spec:
+    several, accuracy = len(series) > 1, len(keys) > 1  # of student and teachers; the other measures are costs, from 0
+    colours = style.colour_of("experiment", series) if several else alt.value(style.BLUE)
+    x = style.log_n(numbers)
     y = alt.Y("value:Q", title=axis, scale=alt.Scale(zero=False, padding=12) if accuracy else alt.Scale(zero=True))
-    base = data("points").encode(x=x, y=y, color=colours, detail="model:N")
+    base = style.data("points").encode(x=x, y=y, color=colours, detail="model:N")
     dash = alt.StrokeDash("model:N", title=None, scale=alt.Scale(domain=list(keys), range=[[1, 0], [4, 3]]))
-    tips = [tip("experiment", "experiment"), tip("model", "of"), tip("n", "n"), tip("value", axis, ".4~g")]
+    tips = style.tips(experiment="", model=("of", ""), n="", value=(axis, ".4~g"))
     line = base.mark_line(strokeWidth=2)
     layers = [
         line.encode(strokeDash=dash) if accuracy else line,
@@ -153,50 +130,51 @@ def _against_n(
         base.mark_circle(size=60, opacity=1).encode(tooltip=tips),
     ]
     if paper:
-        beside = data("paper").encode(x=x, y=y, color=colours if len(series) > 1 else alt.value(GREY), tooltip=tips)
+        beside = style.data("paper").encode(x=x, y=y, color=colours if several else alt.value(style.GREY), tooltip=tips)
         layers.append(beside.mark_point(shape="diamond", size=90, strokeWidth=2))
-    said = f"{axis} against n, for {', '.join(series)}"
-    return finished(alt.layer(*layers), title, said, 260)
+    return style.finished(alt.layer(*layers), title, f"{axis} against n, for {', '.join(series)}", 260)
 
 
-def quorum(rows: Rows, numbers: Sequence[int], field: str, title: str, axis: str) -> Spec:
-    """Accuracy or hours as the share of cohorts that is waited for goes up."""
+def quorum(rows: Rows, numbers: tuple[int, ...], field: str, title: str, axis: str) -> style.Spec:
+    """Accuracy or hours against the share of cohorts that had stopped."""
     steps = tuple(sorted({row["quorum"] for row in rows}))
-    return filled(_curves("quorum", steps, tuple(numbers), field, title, axis, False), points=rows, paper=[])
+    return style.filled(_curves(steps, numbers, field, title, axis, False), points=rows, paper=[])
 
 
-def budget(rows: Rows, numbers: Sequence[int], published: Sequence[Mapping[str, Any]], title: str) -> Spec:
-    """Accuracy against the hours that one is willing to wait."""
+def budget(rows: Rows, numbers: Sequence[int], published: Sequence[Row], title: str) -> style.Spec:
+    """Accuracy against the time budget."""
     paper = [{"n": row["n"], "hours": row["hours"], "accuracy": row["student"]} for row in published]
-    every = tuple(sorted({*numbers, *(p["n"] for p in paper)}))
-    spec = _curves("hours", (), every, "accuracy", title, "accuracy, %", bool(paper))
-    return filled(spec, points=rows, paper=paper)
+    every = tuple(sorted({*numbers, *(row["n"] for row in paper)}))
+    return style.filled(_curves((), every, "accuracy", title, "accuracy, %", bool(paper)), points=rows, paper=paper)
 
 
-@lru_cache(KEPT)
+@lru_cache(style.KEPT)
 def _curves(
-    over: str, steps: tuple[float, ...], numbers: tuple[int, ...], field: str, title: str, axis: str, paper: bool
-) -> Spec:
-    if over == "quorum":
-        x = alt.X(
-            "quorum:Q",
-            title="quorum: share of cohorts that had stopped, %",
-            scale=alt.Scale(zero=False, nice=False, padding=14),
-            axis=alt.Axis(values=list(steps)),
-        )
+    quorums: tuple[float, ...], numbers: tuple[int, ...], field: str, title: str, axis: str, paper: bool
+) -> style.Spec:
+    """One curve for every n, over the quorums or, without them, over the time budget."""
+    over = "quorum" if quorums else "hours"
+    if quorums:
+        scale, ticks = alt.Scale(zero=False, nice=False, padding=14), alt.Axis(values=list(quorums))
+        x = alt.X("quorum:Q", title="quorum: share of cohorts that had stopped, %", scale=scale, axis=ticks)
     else:
-        scale, ticks = alt.Scale(padding=14), alt.Axis(format=PLAIN)
+        scale, ticks = alt.Scale(padding=14), alt.Axis(format=style.PLAIN)
         x = alt.X("hours:Q", title="time budget, virtual hours", scale=scale, axis=ticks)
     y = alt.Y(f"{field}:Q", title=axis, scale=alt.Scale(zero=False, padding=12))
-    base = data("points").encode(x=x, y=y, color=colour_n(numbers))
-    tips = [tip("n", "n"), tip(over, "at", ".4~g"), tip(field, axis, ".4~g")]
+    base = style.data("points").encode(x=x, y=y, color=style.colour_n(numbers))
+    tips = style.tips(n="", **{over: ("at", ".4~g"), field: (axis, ".4~g")})
     layers = [
         base.mark_line(strokeWidth=2),
         base.mark_rule(opacity=0.6).encode(y=alt.Y(f"{field}_low:Q"), y2=f"{field}_high:Q"),
         base.mark_circle(size=50, opacity=1).encode(tooltip=tips),
     ]
     if paper:
-        beside = data("paper").encode(x=x, y=y, color=colour_n(numbers), tooltip=tips)
+        beside = style.data("paper").encode(x=x, y=y, color=style.colour_n(numbers), tooltip=tips)
         layers.append(beside.mark_point(shape="diamond", size=90, strokeWidth=2))
-    said = f"{axis}, for n = {', '.join(map(str, numbers))}"
-    return finished(alt.layer(*layers), title, said, 280)
+    return style.finished(alt.layer(*layers), title, f"{axis}, for n = {', '.join(map(str, numbers))}", 280)
+
+
+def _ends(row: Row, key: str, prefix: str = "") -> dict[str, float]:
+    """One standard deviation below and above the mean."""
+    deviation = row[f"{key}_spread"]
+    return {f"{prefix}low": row[key] - deviation, f"{prefix}high": row[key] + deviation}

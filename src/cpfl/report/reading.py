@@ -1,48 +1,101 @@
-"""What a report takes from one run folder: outcome, cohorts, later distillations; records only when asked."""
+"""Read run folders for a report: settings, outcome, cohorts, later distillations; round records only when needed."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from cpfl.errors import CpflError, DamagedError
-from cpfl.experiment import Experiment
-from cpfl.report.tables import MEASURES
-from cpfl.report.trail import Trail
+from cpfl.errors import CpflError, DamagedError, RunFolderError
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
-from cpfl.setting_types import hours
+from cpfl.settings import Experiment
+from cpfl.settings.types import hours
 
-NUMBERS = (*MEASURES, "cohorts", "seed", "cut_off")  # what every finished run must tell
-JUDGED = ("round", "cpu_hours", "value")  # what every judgement must
-# What reading a damaged folder may raise; the last four come from valid JSON of a foreign shape.
-TROUBLE = (CpflError, KeyError, TypeError, IndexError, AttributeError)
+ACCURACIES = ("teacher_accuracy_mean", "teacher_accuracy_std", "ensemble_accuracy", "student_accuracy")
+MEASURES = (*ACCURACIES, "hours", "cpu_hours", "comm_gb", "rounds")
+EVALUATED = ("round", "cpu_hours", "accuracy")  # numbers of every line of evaluations.jsonl
+LONGEST = 2048  # points of a curve: more than a screen is wide
+# What reading a damaged folder may raise; the last four come from valid JSON of another shape.
+READ_ERRORS = (CpflError, KeyError, TypeError, IndexError, AttributeError)
+Point = tuple[float, float]  # virtual hours, loss
 
 
-@dataclass(frozen=True)
-class Cohort:
-    """How one cohort fared."""
+class Cohort(NamedTuple):
+    """How long one cohort trained, and why it stopped."""
 
     number: int
     samples: int | None
     rounds: int
     hours: float
-    stop: str  # why it ended; empty: it has not
+    stop: str  # empty: it still trains
 
 
-@dataclass(frozen=True)
-class Student:
-    """What the cohorts' models were worth together, distilled at some moment."""
+class Student(NamedTuple):
+    """A student distilled when all cohorts had stopped, or earlier."""
 
     accuracy: float
     hours: float
-    at: float | None  # the virtual hours that were asked for
+    at: float | None  # virtual hours of the snapshots; None: not limited
     quorum: float
+
+
+class CohortHistory:
+    """One cohort's records reduced to sums and a thinned loss curve; new records are added as they are written."""
+
+    def __init__(self) -> None:
+        self.rounds = self.samples = self.bytes = 0
+        self.last_samples = 0  # of the last round
+        self.best_round = 0
+        self.clock = self.cpu_seconds = 0.0
+        self.busy = 0.0  # seconds that an average participant worked
+        self.slowest: Counter[int] = Counter()  # by client: seconds of the rounds in which it was the slowest
+        self.stop = ""  # why it stopped; empty: it still trains
+        self._points: list[Point] = []
+        self._last: Point | None = None
+        self._seen, self._stride = 0, 1
+
+    def extend(self, lines: Iterable[Mapping[str, Any]]) -> CohortHistory:
+        """Add the records of more rounds."""
+        try:
+            for line in lines:
+                self._add(line)
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # valid JSON of another shape
+            raise DamagedError(f"a record is not that of a round: {type(error).__name__} {error}") from None
+        return self
+
+    @property
+    def curve(self) -> list[Point]:
+        """The smoothed validation loss over time: evenly thinned, with its first and its last point."""
+        rest = [] if self._last is None or self._points[-1] == self._last else [self._last]
+        return self._points + rest
+
+    def _add(self, line: Mapping[str, Any]) -> None:
+        self.rounds, self.clock, self.stop = int(line["round"]), float(line["clock"]), str(line["stop"])
+        self.last_samples = int(line["samples"])
+        self.samples += self.last_samples
+        self.bytes += int(line["bytes"])
+        self.cpu_seconds += float(line["cpu_seconds"])
+        useful = float(line["cpu_seconds"]) - float(line.get("wasted_cpu_seconds", 0.0))
+        self.busy += useful / len(line["participants"])
+        self.slowest[int(line["slowest"])] += line["seconds"]
+        if line["best"]:
+            self.best_round = self.rounds
+        loss = line["validation"] if line["moving_average"] is None else line["moving_average"]
+        if loss is None or not math.isfinite(loss):
+            return
+        self._last = (self.clock / 3600, float(loss))
+        if self._seen % self._stride == 0:
+            self._points.append(self._last)
+        self._seen += 1
+        if len(self._points) > LONGEST:  # drop every second point; the first stays
+            self._points = self._points[::2]
+            self._stride *= 2
 
 
 @dataclass(frozen=True)
@@ -53,8 +106,7 @@ class RunFacts:
     experiment: Experiment
     about: dict[str, Any]
     summary: dict[str, Any] | None  # None: unfinished
-    students: list[Student]  # the run's own first, then later ones by the same recipe
-    followed: list[Trail] | None = None  # its cohorts so far, where somebody follows the run as it goes
+    followed: list[CohortHistory] | None = None  # its cohorts so far, where the dashboard follows the run
 
     @property
     def name(self) -> str:
@@ -68,42 +120,76 @@ class RunFacts:
 
     @cached_property
     def cohorts(self) -> list[Cohort]:
-        """Every cohort, from the summary where there is one, else from the records."""
-        counts = self.about.get("label_counts")
-        samples = [None if row is None else sum(row) for row in counts] if counts else [None] * len(self.about["plan"])
-        if self.summary and "by_cohort" in self.summary:
-            accounts = self.summary["by_cohort"]
-        else:
-            accounts = [
-                {"cohort": number, "rounds": trail.rounds, "hours": trail.clock / 3600, "stop": trail.stop}
-                for number, trail in enumerate(self.trails)
-                if trail.rounds
-            ]
-        return [Cohort(a["cohort"], samples[a["cohort"]], a["rounds"], a["hours"], a["stop"]) for a in accounts]
+        """Every cohort that has trained: from the summary of a finished run, else from the records."""
+        counts = self.about["label_counts"] or [None] * len(self.about["cohorts"])
+        samples = [None if row is None else sum(row) for row in counts]
+        if self.summary:
+            by_cohort = self.summary["by_cohort"]
+            return [Cohort(c["cohort"], samples[c["cohort"]], c["rounds"], c["hours"], c["stop"]) for c in by_cohort]
+        return [
+            Cohort(number, samples[number], history.rounds, history.clock / 3600, history.stop)
+            for number, history in enumerate(self.histories)
+            if history.rounds
+        ]
 
     @cached_property
-    def trails(self) -> list[Trail]:
-        """What every cohort's records come to; reading them is the one thing here that may take long."""
+    def histories(self) -> list[CohortHistory]:
+        """Every cohort's records, reduced; reading them is the only slow step here."""
         if self.followed is not None:
             return self.followed
-        return [_trail(self.folder.rounds(cohort)) for cohort in range(len(self.about["plan"]))]
+        return [_history(self.folder.rounds(cohort)) for cohort in range(len(self.about["cohorts"]))]
 
     @cached_property
-    def judged(self) -> list[dict[str, Any]]:
-        """Under the rule joint, what all cohorts were worth together, judgement after judgement."""
-        lines = records.read(self.folder.judgements())
-        for line in lines:
-            if not (isinstance(line, dict) and all(_finite(line.get(key)) for key in JUDGED)):
-                raise DamagedError(f"{self.folder.judgements()} is damaged: a line lacks {', '.join(JUDGED)}")
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Under the stopping rule joint: every evaluation of the ensemble of all cohort models."""
+        path = self.folder.evaluations()
+        lines = records.read(path)
+        if not all(isinstance(line, dict) and all(_finite(line.get(key)) for key in EVALUATED) for line in lines):
+            raise DamagedError(f"{path} is damaged: a line lacks {', '.join(EVALUATED)}")
         return lines
+
+    @cached_property
+    def students(self) -> list[Student]:
+        """The run's own student, then later ones that differ only in when they were distilled."""
+        if self.summary is None:
+            return []
+        own = self.experiment.distillation.model_dump()
+        found = [(self.summary, own)]
+        for path in sorted((self.folder.path / "distillations").glob("*/summary.json")):
+            summary = files.read_json(path)
+            settings = summary.get("distillation")
+            if isinstance(settings, dict) and own | {key: settings.get(key) for key in ("at", "quorum")} == settings:
+                _check(path, summary)
+                found.append((summary, settings))
+        return [
+            Student(s["student_accuracy"], s["hours"], hours(d["at"]) if d["at"] else None, d["quorum"])
+            for s, d in found
+        ]
 
     @property
     def state(self) -> str:
         """Finished, or how far it has come."""
         if self.summary:
             return "finished"
-        stopped = sum(bool(cohort.stop) for cohort in self.cohorts)
-        return f"unfinished: {stopped} of {len(self.about['plan'])} cohorts have stopped"
+        return f"{sum(bool(history.stop) for history in self.histories)} of {len(self.histories)} cohorts stopped"
+
+
+def find_runs(root: Path) -> list[Path]:
+    """All run folders at or below a folder, at most two levels down."""
+    if not root.is_dir():
+        raise RunFolderError(f"there is no folder {root}")
+    patterns = ("run.json", "*/run.json", "*/*/run.json")
+    return sorted(path.parent for pattern in patterns for path in root.glob(pattern))
+
+
+def read(path: Path) -> RunFacts:
+    """One run folder."""
+    folder = RunFolder.open(path)
+    run = RunFacts(folder, folder.experiment(), folder.about(), folder.summary())
+    if run.summary is not None:
+        _check(path / "summary.json", run.summary)
+    _check_published(path / "run.json", run.about.get("published"))
+    return run
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[RunFacts], list[tuple[str, str]]]:
@@ -112,44 +198,34 @@ def read_all(paths: Iterable[Path]) -> tuple[list[RunFacts], list[tuple[str, str
     for path in paths:
         try:
             run = read(path)
-            _ = run.cohorts
-        except TROUBLE as error:
-            damaged.append((shown(path), trouble(error)))
-        else:
+            _ = run.cohorts, run.students
             good.append(run)
+        except READ_ERRORS as error:
+            damaged.append((shown(path), damage(error)))
     return good, damaged
 
 
-def trouble(error: Exception) -> str:
+def damage(error: Exception) -> str:
     """What is wrong with a folder, for a page."""
     known = isinstance(error, CpflError)
     return shown(str(error) if known else f"a file in it is damaged: {type(error).__name__} {error}")
 
 
-def read(path: Path) -> RunFacts:
-    """One run folder."""
-    folder = RunFolder.open(path)
-    experiment, summary = folder.experiment(), folder.summary()
-    students = []
-    if summary is not None:
-        _check(path / "summary.json", summary)
-        own = experiment.distillation
-        students = [_student(summary, own.at, own.quorum), *_later(folder, experiment)]
-    about = folder.about()
-    _check_published(path / "run.json", about.get("published"))
-    return RunFacts(folder, experiment, about, summary, students)
+def shown(path: Path | str) -> str:
+    """Text for a page: file names may hold bytes that are no text."""
+    return os.fsencode(path).decode(errors="replace")
 
 
-def _trail(path: Path) -> Trail:
+def _history(path: Path) -> CohortHistory:
+    lines = records.read(path)
     try:
-        return Trail().extend(records.read(path))
+        return CohortHistory().extend(lines)
     except DamagedError as error:
-        told = str(error)
-        raise DamagedError(told if str(path) in told else f"{path} is damaged: {told}") from None
+        raise DamagedError(f"{path} is damaged: {error}") from None
 
 
 def _check_published(path: Path, carried: Any) -> None:
-    """A report must not stumble over figures that somebody wrote there by hand."""
+    """Published figures may have been written by hand."""
     if carried is None:
         return
     lists = [carried.get(key) for key in ("by_n", "at")] if isinstance(carried, dict) else [None]
@@ -158,35 +234,11 @@ def _check_published(path: Path, carried: Any) -> None:
         raise DamagedError(f"{path} is damaged: published is not of the form by_n = [{{n, …}}], at = [{{n, …}}]")
 
 
+def _check(path: Path, summary: Mapping[str, Any]) -> None:
+    for key in (*MEASURES, "cohorts", "seed", "cut_off"):
+        if not _finite(summary.get(key)):
+            raise DamagedError(f"{path} is damaged: {key} is {summary.get(key)!r}, not a number")
+
+
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def shown(path: Path | str) -> str:
-    """Names may hold bytes that are no text; a page may not."""
-    return os.fsencode(path).decode(errors="replace")
-
-
-def _later(folder: RunFolder, experiment: Experiment) -> Iterable[Student]:
-    """Later distillations that differ from the run's own in the moment alone."""
-    for path in sorted((folder.path / "distillations").glob("*/summary.json")):
-        summary = files.read_json(path)
-        settings = summary.get("distillation")
-        if isinstance(settings, dict) and _recipe(settings) == _recipe(experiment.distillation.model_dump()):
-            _check(path, summary)
-            yield _student(summary, settings["at"], settings["quorum"])
-
-
-def _student(summary: dict[str, Any], at: str, quorum: float) -> Student:
-    return Student(summary["student_accuracy"], summary["hours"], hours(at) if at else None, quorum)
-
-
-def _recipe(settings: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in ("at", "quorum")}
-
-
-def _check(path: Path, summary: dict[str, Any]) -> None:
-    for key in NUMBERS:
-        value = summary.get(key)
-        if not _finite(value):
-            raise DamagedError(f"{path} is damaged: {key} is {value!r}, not a number")

@@ -1,25 +1,35 @@
-"""How every picture looks: palette, sizes, the parts that charts share, and the formats they are written in."""
+"""The look of every figure: palette, sizes, shared parts of charts, and the formats they are written in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import altair as alt
+import vl_convert
 
 from cpfl.errors import SettingError
-from cpfl.report.drawing import CONVERT, svg
 from cpfl.runs import files
 
-# Okabe and Ito's colours, safe for colour-blind readers; grey for their black, which a dark page would swallow.
+# Okabe and Ito's colours, safe for colour-blind readers; grey instead of black, which is invisible on a dark page.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8AE1E")
 BLUE, ORANGE, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[6]
 WIDTH, HEIGHT = 560, 300
-PLAIN = ",.6~g"  # figures on an axis: no powers of ten, no needless zeros
-KEPT = 64  # specifications of one kind of picture that are kept to be filled again
+PLAIN = ",.6~g"  # numbers on an axis: no powers of ten, no needless zeros
+KEPT = 64  # cached specifications of one kind of figure
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart  # the last only because alt.layer says so
-CONFIG: dict[str, Any] = {
+Spec = dict[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+CONVERT: dict[str, Callable[[str], bytes]] = {
+    "svg": str.encode,
+    "pdf": vl_convert.svg_to_pdf,
+    "png": lambda svg: vl_convert.svg_to_png(svg, scale=2),
+}
+P = ParamSpec("P")
+CONFIG: Spec = {
     "axis": {"gridOpacity": 0.5, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12},
     "legend": {"orient": "top", "titleFontWeight": "normal", "labelFontSize": 11, "titleOrient": "left", "columns": 4},
     "title": {"anchor": "start", "fontSize": 14},
@@ -27,9 +37,39 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def over(name: str) -> Callable[[Callable[P, Spec]], Callable[Concatenate[Rows, P], Spec]]:
+    """Let a figure take its rows as first argument; the rest is cached, since Altair takes 30 ms and more for it."""
+
+    def decorate(make: Callable[P, Spec]) -> Callable[Concatenate[Rows, P], Spec]:
+        cached = lru_cache(KEPT)(make)
+
+        def fill(rows: Rows, /, *args: P.args, **kwargs: P.kwargs) -> Spec:
+            return filled(cached(*args, **kwargs), **{name: rows})  # type: ignore[arg-type]  # all are hashable
+
+        return fill
+
+    return decorate
+
+
+def filled(spec: Spec, **rows: Rows) -> Spec:
+    """The specification with its rows."""
+    return spec | {"datasets": {name: list(values) for name, values in rows.items()}}
+
+
 def data(name: str) -> alt.Chart:
-    """A chart over rows that `filled` is given by this name: Altair would copy and check each of them many times."""
+    """A chart over rows that `filled` adds under this name: Altair would copy and check each of them many times."""
     return alt.Chart(alt.NamedData(name=name))
+
+
+def hours_axis(title: str = "virtual hours", **scale: Any) -> alt.X:
+    """Virtual hours on the horizontal axis."""
+    x = alt.X("hours:Q", title=title, axis=alt.Axis(format=PLAIN, tickCount=8))
+    return x.scale(**scale) if scale else x
+
+
+def loss_axis(title: str) -> alt.Y:
+    """A loss on the vertical axis."""
+    return alt.Y("loss:Q", title=title, scale=alt.Scale(zero=False))
 
 
 def log_n(numbers: Sequence[int]) -> alt.X:
@@ -42,39 +82,50 @@ def log_n(numbers: Sequence[int]) -> alt.X:
     )
 
 
-def colour_n(numbers: Sequence[int], title: str = "n") -> alt.Color:
-    """One colour an n, the same in every picture of an experiment."""
+def colour_n(numbers: Sequence[int]) -> alt.Color:
+    """One colour for every n, the same in all figures of an experiment."""
     colours = [PALETTE[i % len(PALETTE)] for i in range(len(numbers))]
-    return alt.Color("n:O", title=title, scale=alt.Scale(domain=list(numbers), range=colours))
+    return alt.Color("n:O", title="n", scale=alt.Scale(domain=list(numbers), range=colours))
 
 
 def colour_of(field: str, values: Sequence[str], colours: Sequence[str] = PALETTE) -> alt.Color:
-    """One colour a name."""
+    """One colour for every name."""
     chosen = [colours[i % len(colours)] for i in range(len(values))]
     legend = alt.Legend(columns=1, labelLimit=300)  # names are long: one a line, so that a telephone shows them
     return alt.Color(f"{field}:N", title=None, scale=alt.Scale(domain=list(values), range=chosen), legend=legend)
 
 
-def tip(field: str, title: str, form: str = "") -> alt.Tooltip:
-    """A field that shows when a mark is pointed at."""
-    return alt.Tooltip(f"{field}:Q", title=title, format=form) if form else alt.Tooltip(f"{field}:N", title=title)
+def tips(**fields: str | tuple[str, str]) -> list[alt.Tooltip]:
+    """The fields of a tooltip: each with its number format, empty for a name, or with a title and its format."""
+    known = {field: (field, how) if isinstance(how, str) else how for field, how in fields.items()}
+    return [
+        alt.Tooltip(f"{field}:Q", title=title, format=form) if form else alt.Tooltip(f"{field}:N", title=title)
+        for field, (title, form) in known.items()
+    ]
 
 
-def finished(chart: Chart, title: str, description: str, height: int = HEIGHT) -> dict[str, Any]:
-    """The chart as a specification, for the page and for files alike, with all but its rows."""
+def finished(chart: Chart, title: str, description: str, height: int = HEIGHT) -> Spec:
+    """The chart as a specification without rows, for the page and for files alike."""
     whole = chart.properties(width=WIDTH, height=height, title=title, description=description)
-    spec: dict[str, Any] = whole.to_dict(validate=False)  # half of the time otherwise; the tests draw every figure
+    spec: Spec = whole.to_dict(validate=False)  # validation doubles the time; the tests draw every figure
     return spec | {"config": CONFIG}
 
 
-def filled(spec: dict[str, Any], **rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The specification with its rows. Without them it is worth keeping: Altair takes 30 ms and more to make one."""
-    return spec | {"datasets": {name: list(values) for name, values in rows.items()}}
-
-
-def save(spec: dict[str, Any], path: Path) -> Path:
-    """Write a picture in the format that its name asks for."""
+def save(spec: Spec, path: Path) -> Path:
+    """Write a figure in the format of its file name."""
     if path.suffix[1:] not in CONVERT:
-        raise SettingError(f"pictures are written as {', '.join(CONVERT)}, not {path.suffix or 'without a suffix'}")
-    files.write_atomic(path, CONVERT[path.suffix[1:]](svg(spec)))
+        raise SettingError(f"figures are written as {', '.join(CONVERT)}, not {path.suffix or 'without a suffix'}")
+    files.write_atomic(path, CONVERT[path.suffix[1:]](vl_convert.vegalite_to_svg(spec)))
     return path
+
+
+def save_all(specs: Mapping[str, Spec], folder: Path) -> list[Path]:
+    """Write figures in every format, all or none; Vega draws each once."""
+    with files.explained(folder), tempfile.TemporaryDirectory(prefix=".drawing-", dir=folder) as temporary:
+        drawn = []
+        for name, spec in specs.items():
+            svg = vl_convert.vegalite_to_svg(spec)
+            for suffix, convert in CONVERT.items():
+                drawn.append(Path(temporary, f"{name}.{suffix}"))
+                drawn[-1].write_bytes(convert(svg))
+        return [path.replace(folder / path.name) for path in drawn]

@@ -1,4 +1,4 @@
-"""What a session goes on from after a kill: its last two states, each whole and with a checksum."""
+"""What a session resumes from after a kill: its last two states, each whole and with a checksum."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint knew beside the session: real seconds of training up to it; what was found damaged; and how
-    many rounds had been written down since, which are run again."""
+    """What was found beside the session: real seconds of training so far, damaged checkpoints, and rounds that were
+    recorded after the checkpoint and are run again."""
 
     wall_seconds: float
     damaged: list[str]
     again: int
 
 
-def of(session: Session, wall_seconds: float) -> Checkpoint:
-    """The session as it is now, so many real seconds after the run began to train."""
+def capture(session: Session, wall_seconds: float) -> Checkpoint:
+    """The session's state now, so many real seconds after training began."""
     states, numbers = session.state()
     tensors = {f"{kind}/{name}": value for kind, state in states.items() for name, value in state.items()}
     return Checkpoint(
@@ -49,13 +49,13 @@ def save(folder: RunFolder, checkpoints: Sequence[tuple[Checkpoint, int]]) -> No
     """Write states of different cohorts, each with the size of its records; those before them stay, older ones go."""
     for state, _ in checkpoints:
         records.sync(folder.rounds(state.cohort))
-    place = folder.path / "checkpoints"
+    checkpoints_folder = folder.path / "checkpoints"
     for state, size in checkpoints:
-        path = place / f"cohort-{state.cohort:04d}-round-{state.round:06d}.safetensors"
+        path = checkpoints_folder / f"cohort-{state.cohort:04d}-round-{state.round:06d}.safetensors"
         files.save_tensors(path, state.tensors, {**state.numbers, "records_size": size}, lasting=False)
-    files.sync_folder(place)  # once for all of them
+    files.sync_folder(checkpoints_folder)  # once for all of them
     there: dict[str, list[Path]] = {}
-    for path in sorted(place.glob("cohort-*.safetensors"), reverse=True):
+    for path in sorted(checkpoints_folder.glob("cohort-*.safetensors"), reverse=True):
         there.setdefault(path.name[: len("cohort-0000")], []).append(path)
     for state, _ in checkpoints:
         for old in there.get(f"cohort-{state.cohort:04d}", [])[KEPT:]:
@@ -71,16 +71,16 @@ def restore(folder: RunFolder, session: Session) -> Restored:
             records.check(folder.rounds(session.cohort), numbers["records_size"], numbers["round"])
         except DamagedError as error:
             damaged.append(str(error))
-            path.unlink(missing_ok=True)  # or it would pass for the newest again
+            path.unlink(missing_ok=True)  # or it would be taken for the newest again
             continue
         states: dict[str, dict[str, object]] = {}
         for name, value in tensors.items():
             kind, _, key = name.partition("/")
             states.setdefault(kind, {})[key] = value
         session.restore(states, numbers)  # type: ignore[arg-type]
-        again = records.cut(folder.rounds(session.cohort), numbers["records_size"])
-        return Restored(numbers.get("wall_seconds", 0.0), damaged, again)
-    return Restored(0.0, damaged, records.cut(folder.rounds(session.cohort), 0))
+        again = records.truncate(folder.rounds(session.cohort), numbers["records_size"])
+        return Restored(numbers["wall_seconds"], damaged, again)
+    return Restored(0.0, damaged, records.truncate(folder.rounds(session.cohort), 0))
 
 
 def _paths(folder: RunFolder, cohort: int) -> list[Path]:

@@ -25,12 +25,12 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns a failed write into one sentence."""
+    """Turn a failed write into one sentence."""
     try:
         yield
     except OSError as error:
         if error.errno in FULL:
-            reason = f"the disk is full ({error.strerror}): free some space, then go on with cpfl resume"
+            reason = f"the disk is full ({error.strerror}): free some space, then cpfl resume"
         else:
             reason = error.strerror or str(error)
         raise RunFolderError(f"cannot write {path}: {reason}") from None
@@ -68,7 +68,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    """A JSON file, whole or absent; piece by piece, since the plan of millions of clients is long."""
+    """A JSON file, whole or absent; written in pieces, since the cohorts of millions of clients are long."""
     pieces = json.JSONEncoder(indent=2, allow_nan=False, default=_listed).iterencode(tree)
     write_atomic(path, map(str.encode, itertools.chain(pieces, "\n")))
 
@@ -77,11 +77,11 @@ def _listed(value: object) -> list[Any]:
     """Anything that reads like a list."""
     if isinstance(value, Sequence):
         return list(value)
-    raise TypeError(f"{type(value).__name__} is nothing that JSON has")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A small JSON file; a missing or damaged one is told in a sentence."""
+    """A small JSON file; a missing or damaged one is refused in a sentence."""
     try:
         tree = json.loads(path.read_bytes())
     except OSError as error:
@@ -116,7 +116,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
-    except OSError as error:  # the disk's trouble, not the file's: nothing may be thrown away for it
+    except OSError as error:  # an error of the disk, not of the file: nothing may be deleted because of it
         raise RunFolderError(f"cannot read {path}: {error}") from None
     except Exception as error:  # safetensors has no common error for damaged files
         raise DamagedError(f"{path} is damaged: {error}") from None

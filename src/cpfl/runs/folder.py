@@ -1,18 +1,18 @@
-"""The run folder: where everything of a run lies, and who may write to it.
+"""The run folder: where the files of a run are, and who may write them.
 
 run.json            schema, versions, cohorts' clients and label counts, fingerprints of the data, published figures
 experiment.toml     every setting, resolved
-rounds/             cohort-0003.jsonl: one line a round, appended as it goes
-models/             start, every cohort's teacher, and the global model (safetensors)
-snapshots/          cohort models as they were at chosen moments
-checkpoints/        the last two states of every cohort: what resume goes on from
-judgements.jsonl    stopping rule joint: one line for every judgement of the whole federation
-epochs.jsonl        the distillation, one line an epoch
-clients.json        what the global model is worth to each client
+rounds/             cohort-0003.jsonl: one line per round
+models/             the initial model, every cohort's teacher, and the global model (safetensors)
+snapshots/          cohort models at regular intervals
+checkpoints/        the last two states of every cohort, from which a run is resumed
+evaluations.jsonl   stopping rule joint: one line per evaluation of the ensemble of all cohorts
+epochs.jsonl        the distillation, one line per epoch
+clients.json        the global model's accuracy for each client
 summary.json        the outcome; exists when the run is finished
 distillations/      later distillations of the same run
-workers.json        engine ray: the workers, their cohorts and load, as they were last
-log.jsonl           starts, resumes and the machine they ran on; what was run again
+workers.json        engine ray: the workers, their cohorts and their load
+log.jsonl           starts and resumes with their machines; rounds that were run again
 """
 
 from __future__ import annotations
@@ -26,27 +26,34 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cpfl import experiment_file
 from cpfl.errors import RunFolderError
-from cpfl.experiment import Experiment
 from cpfl.models import State
 from cpfl.runs import files, records
+from cpfl.settings import Experiment, experiment_file
 
-SCHEMA = 1
-ABOUT = ("plan", "model_bytes", "fingerprint", "shape", "classes", "data_folder")  # what readers of run.json count on
+SCHEMA = 2
+READERS = {1: "0.1"}  # versions of cpfl that read older schemas
+ABOUT = (
+    "cohorts",
+    "model_bytes",
+    "fingerprint",
+    "shape",
+    "classes",
+    "data_folder",
+)  # keys that every run.json has
 FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
 
 _LOCKS: set[int] = set()  # handles of folders that this process trains into
 
 
-def _let_go() -> None:
-    """A forked worker must not hold what its parent held: it may outlive it by a moment."""
+def _release_locks() -> None:
+    """A forked worker must not hold its parent's locks: it may outlive it by a moment."""
     for handle in _LOCKS:
         os.close(handle)
     _LOCKS.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_locks)
 
 
 class RunFolder:
@@ -77,10 +84,10 @@ class RunFolder:
     def check_free(path: Path) -> None:
         """Whether a run could be made here, before any work is done for it."""
         with files.explained(path):
-            taken = path.exists() and not (path.is_dir() and all(map(_unborn, path.iterdir())))
+            taken = path.exists() and not (path.is_dir() and all(map(_is_leftover, path.iterdir())))
             longest = os.pathconf(next(p for p in path.absolute().parents if p.is_dir()), "PC_NAME_MAX")
         if taken:
-            raise RunFolderError(f"{path} exists and is not an empty folder: choose another --out, or cpfl resume it")
+            raise RunFolderError(f"{path} exists and is not an empty folder: choose another folder, or cpfl resume it")
         if any(len(os.fsencode(part)) > longest for part in path.parts):
             raise RunFolderError(f"cannot write {path}: a name in it is longer than {longest} bytes")
 
@@ -91,8 +98,11 @@ class RunFolder:
             raise RunFolderError(f"{path} is not a run folder: it has no run.json")
         folder = cls(path)
         schema = folder.about().get("schema")
+        if not isinstance(schema, int):
+            raise RunFolderError(f"{path / 'run.json'} is damaged: it names no schema")
         if schema != SCHEMA:
-            raise RunFolderError(f"{path} has schema {schema}; this version of cpfl reads schema {SCHEMA}")
+            reader = f"install cpfl {READERS[schema]} to read it" if schema in READERS else "a newer cpfl wrote it"
+            raise RunFolderError(f"{path} has schema {schema}; this version of cpfl reads schema {SCHEMA}: {reader}")
         lacking = [key for key in ABOUT if key not in folder.about()]
         if lacking:
             raise RunFolderError(f"{path / 'run.json'} is damaged: it lacks {', '.join(lacking)}")
@@ -120,7 +130,7 @@ class RunFolder:
 
     def experiment(self) -> Experiment:
         """The resolved experiment."""
-        return experiment_file.load(self.path / "experiment.toml")
+        return experiment_file.read_stored(self.path / "experiment.toml")
 
     def about(self) -> dict[str, Any]:
         """Versions, cohorts, fingerprints."""
@@ -129,7 +139,7 @@ class RunFolder:
     def log(self, event: str, **facts: Any) -> None:
         """Append to the log of starts and resumes."""
         machine = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": platform.machine()}
-        records.mend(self.path / "log.jsonl")
+        records.repair(self.path / "log.jsonl")
         records.append(self.path / "log.jsonl", {"event": event, **machine, "versions": versions(), **facts})
 
     def engine(self) -> str:
@@ -142,12 +152,12 @@ class RunFolder:
         return self.path / "rounds" / f"cohort-{cohort:04d}.jsonl"
 
     def workers(self) -> Path:
-        """Who trains what on a cluster just now."""
+        """The load of a cluster's workers."""
         return self.path / "workers.json"
 
-    def judgements(self) -> Path:
-        """What the federation as a whole was judged to be worth, leg after leg."""
-        return self.path / "judgements.jsonl"
+    def evaluations(self) -> Path:
+        """Evaluations of the ensemble of all cohorts, phase after phase."""
+        return self.path / "evaluations.jsonl"
 
     def model(self, name: str) -> Path:
         """start, global, or a cohort's teacher."""
@@ -180,8 +190,8 @@ class RunFolder:
         return files.read_json(path) if path.is_file() else None
 
 
-def _unborn(path: Path) -> bool:
-    """Whether this is left of a run that was killed before it became one; such a folder is free."""
+def _is_leftover(path: Path) -> bool:
+    """Whether a run that was killed before it had a run.json left this; such a folder is free."""
     if path.name in FOLDERS:
         return path.is_dir() and not any(path.iterdir())
     return path.name in {"experiment.toml", ".experiment.toml.part", ".run.json.part"}

@@ -1,4 +1,4 @@
-"""Append-only lines of JSON that other programs can read while the run goes on."""
+"""Append-only lines of JSON that other programs can read while a run trains."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def append(path: Path, *records: Mapping[str, Any]) -> list[int]:
     return sizes
 
 
-def mend(path: Path) -> None:
-    """Drop a last line that a crash cut, so that the next one does not join it."""
+def repair(path: Path) -> None:
+    """Drop a last line that a crash cut short, so that the next one starts on a line of its own."""
     with explained(path):
         if path.is_file():
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; one that is being written, or was cut by a crash, is left out."""
+    """All whole lines; one that is being written, or was cut short by a crash, is left out."""
     if not path.is_file():
         return []
     content = path.read_bytes()
@@ -44,20 +44,20 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def sync(path: Path) -> None:
-    """Make sure that what was appended survives a power cut."""
+    """Make what was appended survive a power cut."""
     with explained(path), path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def check(path: Path, size: int, lines: int) -> None:
-    """Whether a file still holds what a checkpoint vouches for."""
+    """Refuse a file that lacks lines that a checkpoint counts on."""
     head = path.read_bytes()[:size] if path.is_file() else b""
     if len(head) < size or head.count(b"\n") != lines:
         raise DamagedError(f"{path} is damaged: it is shorter than its checkpoint says")
 
 
-def cut(path: Path, size: int) -> int:
-    """Forget what was appended after a checkpoint: it is done again, equally. How many lines it were."""
+def truncate(path: Path, size: int) -> int:
+    """Drop what was appended after a checkpoint, because it is computed again; the number of dropped lines."""
     with explained(path):
         if not path.exists():
             return 0

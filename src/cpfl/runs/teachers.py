@@ -1,91 +1,95 @@
-"""Which models become teachers: all at their stops, all at a virtual time, or at the moment a quorum has stopped.
+"""Which models become teachers: all at their stops, all at a virtual time, or when a quorum has stopped.
 
-Reads the run folder only, so every question about stopping can be asked again later without training.
+The run folder is enough to answer that, so it can be answered again later without training.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cpfl.errors import RunFolderError
-from cpfl.experiment import Distillation
-from cpfl.federation.stopping import ROUNDING
-from cpfl.runs import records
-from cpfl.runs.folder import RunFolder
-from cpfl.setting_types import hours
+from cpfl.federation.session import Session
+from cpfl.federation.stopping.rules import ROUNDING
+from cpfl.models import State
+from cpfl.runs import files, records
+from cpfl.runs.folder import RunFolder, load_state
+from cpfl.settings import Distillation
+from cpfl.settings.types import hours
 
 
 @dataclass(frozen=True)
 class Teachers:
-    """Who teaches: cohorts, the files of their models, and what training had cost by then."""
+    """Cohort models that are distilled, and what training had cost by then."""
 
     cohorts: list[int]
-    paths: list[Path]
+    sources: list[Path | State]  # their models, in memory or in files
     hours: float
-    cpu_hours: float
-    comm_gb: float
-    wasted_cpu_hours: float  # of cpu_hours, what came to nothing
-    wasted_gb: float
-    repeats: int  # attempts at rounds that brought too few results
-    rounds: int
-    samples: int
-    cut_off: int  # cohorts that max_rounds ended before they had converged
+    untrained: bool  # all of them are initial models
+    costs: dict[str, Any]  # of the whole run, for its summary
     accounts: list[dict[str, Any]]  # the same by cohort
 
+    def states(self) -> Iterator[State]:
+        """The models one after the other: those in files are never all in memory."""
+        return (load_state(source) if isinstance(source, Path) else source for source in self.sources)
 
-def choose(folder: RunFolder, settings: Distillation) -> Teachers:
-    """The teachers that these settings ask for."""
+
+def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequence[Session] = ()) -> Teachers:
+    """The models that these settings select; those of stopped `sessions` are taken from memory."""
     about = folder.about()
-    lines = [records.read(folder.rounds(cohort)) for cohort in range(len(about["plan"]))]
-    judged = records.read(folder.judgements())
-    stops = [_stopped(cohort, line, judged) for cohort, line in enumerate(lines)]
+    lines = [records.read(folder.rounds(cohort)) for cohort in range(len(about["cohorts"]))]
+    evaluations = records.read(folder.evaluations())
+    stops = [_stopped(cohort, line, evaluations) for cohort, line in enumerate(lines)]
     clocks = [line[-1]["clock"] if line else 0.0 for line in lines]
     moment = min(_moment(folder, settings, stops), max(stops))  # after the last stop nothing changes any more
     behind = [i for i, stop in enumerate(stops) if stop == math.inf and clocks[i] < moment]
     if behind:
         raise RunFolderError(
             f"cohort {behind[0]} of {folder.path} has trained for {clocks[behind[0]] / 3600:.2f} h and not stopped: "
-            f"its model at {moment / 3600:.2f} h is not there yet; wait, or ask for an earlier time"
+            f"its model at {moment / 3600:.2f} h does not exist yet; wait, or choose an earlier time"
         )
-    cohorts, paths = [], []
+    chosen: dict[int, Path | State] = {}
     for cohort, stop in enumerate(stops):
         if stop <= moment + ROUNDING:
-            cohorts.append(cohort)
-            paths.append(folder.teacher(cohort))
+            chosen[cohort] = files.on_host(sessions[cohort].teacher()) if sessions else folder.teacher(cohort)
         elif settings.unfinished == "latest":
-            cohorts.append(cohort)
-            paths.append(_latest(folder, cohort, lines[cohort], moment))
-    if not cohorts:
+            chosen[cohort] = _latest(folder, cohort, lines[cohort], moment)
+    if not chosen:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent = [r for line in lines for r in line if r["clock"] <= moment + ROUNDING]
-    asked = [j for j in judged if j["clock"] <= moment + ROUNDING]
-    sizes = about.get("cohort_model_bytes", {})  # of cohorts that train a model of their own
-    sent = sum(r["bytes"] for r in [*spent, *asked]) + sum(sizes.get(str(i), about["model_bytes"]) for i in cohorts)
+    evaluated = [e for e in evaluations if e["clock"] <= moment + ROUNDING]
+    sizes = about["cohort_model_bytes"]  # of cohorts that train a model of their own
+    sent = sum(r["bytes"] for r in [*spent, *evaluated]) + sum(sizes.get(str(i), about["model_bytes"]) for i in chosen)
     return Teachers(
-        cohorts=cohorts,
-        paths=paths,
+        cohorts=list(chosen),
+        sources=list(chosen.values()),
         hours=moment / 3600,
-        cpu_hours=math.fsum(r["cpu_seconds"] for r in [*spent, *asked]) / 3600,
-        comm_gb=sent / 1e9,
-        wasted_cpu_hours=math.fsum(r.get("wasted_cpu_seconds", 0.0) for r in spent) / 3600,  # older runs wasted nothing
-        wasted_gb=sum(r.get("wasted_bytes", 0) for r in spent) / 1e9,
-        repeats=sum(r.get("repeats", 0) for r in spent),
-        rounds=len(spent),
-        samples=sum(r["samples"] for r in spent),
-        cut_off=sum(r["stop"] == "max rounds" for r in spent),
-        accounts=[_account(cohort, lines[cohort], moment, stops[cohort]) for cohort in cohorts],
+        untrained=all(source == folder.start(cohort) for cohort, source in chosen.items() if isinstance(source, Path))
+        and all(isinstance(source, Path) for source in chosen.values()),
+        costs={
+            "hours": moment / 3600,
+            "cpu_hours": math.fsum(r["cpu_seconds"] for r in [*spent, *evaluated]) / 3600,
+            "comm_gb": sent / 1e9,
+            "wasted_cpu_hours": math.fsum(r.get("wasted_cpu_seconds", 0.0) for r in spent) / 3600,
+            "wasted_gb": sum(r.get("wasted_bytes", 0) for r in spent) / 1e9,
+            "repeats": sum(r.get("repeats", 0) for r in spent),
+            "rounds": len(spent),
+            "cut_off": sum(r["stop"] == "max rounds" for r in spent),
+            "samples": sum(r["samples"] for r in spent),
+        },
+        accounts=[_account(cohort, lines[cohort], moment, stops[cohort]) for cohort in chosen],
     )
 
 
-def _stopped(cohort: int, lines: list[dict[str, Any]], judged: list[dict[str, Any]]) -> float:
-    """When a cohort stopped: after its last round, or at the end of the judgement that it had waited for then."""
+def _stopped(cohort: int, lines: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> float:
+    """When a cohort stopped: after its last round, or at the end of the evaluation that it had waited for."""
     if not (lines and lines[-1]["stop"]):
         return math.inf
     last = lines[-1]
-    waited = [j["clock"] for j in judged if j["round"] == last["round"] and cohort in j["cohorts"]]
+    waited = [e["clock"] for e in evaluations if e["round"] == last["round"] and cohort in e["cohorts"]]
     return float(max([last["clock"], *waited]))
 
 
@@ -112,7 +116,7 @@ def _moment(folder: RunFolder, settings: Distillation, stops: list[float]) -> fl
         stopped = sum(stop < math.inf for stop in stops)
         raise RunFolderError(
             f"{stopped} of the {len(stops)} cohorts of {folder.path} have stopped, {needed} are needed: "
-            "wait, resume it, or give --at or a lower --quorum"
+            "wait, resume it, or set distillation.at or a lower distillation.quorum"
         )
     return moment
 
@@ -121,7 +125,7 @@ def _latest(folder: RunFolder, cohort: int, lines: list[dict[str, Any]], moment:
     if not folder.experiment().snapshots:
         raise RunFolderError(
             f"{folder.path} kept no snapshots, so cohort {cohort}'s model at {moment / 3600:.2f} h is gone: "
-            "run it with --set snapshots=5h (or '50 rounds'), or set distillation.unfinished=drop"
+            "run it with snapshots=5h (or '50 rounds'), or set distillation.unfinished = drop"
         )
     ended = {line["round"]: line["clock"] for line in lines}
     latest = folder.start(cohort)

@@ -1,6 +1,7 @@
-"""One experiment over many n, seeds and other settings: a run for each, in one folder, several at a time if wanted."""
+"""Sweeps: one experiment over many n, seeds and other settings, one run folder for each. What a run does is in api."""
 
-from cpfl.sweep.going import SweepWatcher, sweep
-from cpfl.sweep.plan import Plan, default_folder
+from cpfl.sweep.grid import SweepGrid, default_folder
+from cpfl.sweep.progress import RunProgress, SweepCallback
+from cpfl.sweep.runner import sweep
 
-__all__ = ["Plan", "SweepWatcher", "default_folder", "sweep"]
+__all__ = ["RunProgress", "SweepCallback", "SweepGrid", "default_folder", "sweep"]

@@ -1,8 +1,8 @@
-"""A sweep on a Ray cluster: whole runs and cohorts of large ones from one queue, the largest first.
+"""Runs of a sweep on a Ray cluster, from one queue, the largest first.
 
-Most runs get one slot, a core or a share of a GPU, and are a task there; one that gets several has as many workers, and
-its cohorts are spread over them. Tasks write their run folders themselves, so that all nodes must see the sweep's
-folder; one whose node dies is begun again elsewhere by Ray, and goes on from what is on disk.
+A run with one slot (a core or a share of a GPU) is one task. A run with several slots has as many workers, which share
+its cohorts. Tasks write their run folders, so all nodes must see the sweep's folder. If a node dies, Ray starts the
+task again on another one, and the run resumes from its folder.
 """
 
 from __future__ import annotations
@@ -20,37 +20,39 @@ from ray.util.queue import Empty, Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cpfl.engines.ray import cluster
-from cpfl.engines.ray.place import Place
-from cpfl.engines.ray.sharing import settle_in
+from cpfl.engines.ray._ray_internals import SHOW_GPUS
+from cpfl.engines.ray.config import ClusterConfig
 from cpfl.errors import ClusterError
-from cpfl.experiment import Experiment
-from cpfl.sweep import widths
-from cpfl.sweep.workers import POLL_SECONDS, End, Pulse, Work, run_or_resume
+from cpfl.settings import Experiment
+from cpfl.sweep import slots
+from cpfl.sweep.processes import POLL_SECONDS, End, Work, run_or_resume
+from cpfl.sweep.progress import RunProgress, SweepCallback
 
-AGAIN = 3  # times that Ray begins a run anew whose node or process died
-SIGHT = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # else Ray hides all GPUs from a task that was given none
+MAX_RETRIES = 3  # by Ray, of a run whose node or process died
 
 
-class Hall:
-    """A cluster that is fit for a sweep."""
+class ClusterScheduler:
+    """Gives the runs of a sweep to a Ray cluster."""
 
-    def __init__(self, place: Place, where: Path, data: str | None, workers: int) -> None:
-        """Reach it and look at it: what is wrong is told before anything is written. So many workers at most, of all
-        runs together; 0: all that fit."""
-        self._place, self._ours = place, cluster.connect(place)
+    def __init__(self, config: ClusterConfig, folder: Path, data: str | None, workers: int) -> None:
+        """Connect and check the cluster, before anything is written.
+
+        `workers` is the maximum of all runs together; 0: all that fit.
+        """
+        self._config, self._own = config, cluster.connect(config)
         self._drivers = 0
         try:
-            self._found = cluster.look(place, cohorts=2**31, workers=workers, ours=self._ours)
-            parent = next(p for p in [where.absolute(), *where.absolute().parents] if p.is_dir())
+            self._found = cluster.check_cluster(config, 2**31, workers, self._own)
+            parent = next(p for p in [folder.absolute(), *folder.absolute().parents] if p.is_dir())
             handle, token = tempfile.mkstemp(dir=parent, prefix=".cpfl-seen-")
             os.close(handle)
             try:
-                cluster.seen(token, f"the folder {parent}, into which the runs of this sweep are to be written")
+                cluster.check_path(token, f"the folder {parent}, into which the runs of this sweep are to be written")
             finally:
                 os.unlink(token)
-            self._data = place.node_data or data  # whoever drives a run does so on some node
-            if data is not None and not place.node_data:
-                cluster.seen(data, f"--data {data}")
+            self._data = config.node_data or data  # a run's driver is on some node, too
+            if data is not None and not config.node_data:
+                cluster.check_path(data, f"data = {data}")
         except BaseException:
             self.close()
             raise
@@ -61,99 +63,95 @@ class Hall:
         return self._found.workers
 
     def close(self) -> None:
-        """Let go of the cluster, if it was begun for this sweep."""
-        if self._ours and ray.is_initialized():
+        """Stop the cluster if it was started for this sweep."""
+        if self._own and ray.is_initialized():
             ray.shutdown()
 
-    def work(
-        self,
-        work: Work,
-        common: Mapping[str, Any],
-        pulse: Callable[[Pulse], None],
-        wait: Callable[[], None],
-        end: End,
-    ) -> None:
-        """All runs, as many at a time as there is room for."""
+    def run(self, work: Work, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
+        """All runs, as many at the same time as there are slots for."""
         runs = {name: experiment for name, (experiment, _) in work.items()}
-        sizes = widths.slots(runs, self.slots)
-        queue = widths.order(runs, sizes)
-        pulses = Queue(actor_options={"num_cpus": 0})
+        sizes = slots.allocate(runs, self.slots)
+        queue = slots.order(runs, sizes)
+        progress_queue = Queue(actor_options={"num_cpus": 0})
         shared = ray.put(dict(common))  # once for all runs: a user's own arrays may be in it
         free, running = self.slots, dict[Any, str]()
         while queue or running:
-            for name in [name for name in queue if sizes[name] <= free]:
+            for name in list(queue):
                 if sizes[name] <= free:
                     queue.remove(name)
                     free -= sizes[name]
-                    running[self._begin(*work[name], sizes[name], shared, pulses)] = name
+                    running[self._start(*work[name], sizes[name], shared, progress_queue)] = name
             ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
-            for beat in _waiting(pulses):
-                pulse(beat)
-            for answer in ended:
-                name = running.pop(answer)
+            for progress in _drain(progress_queue):
+                callback.on_progress(progress)
+            for result in ended:
+                name = running.pop(result)
                 free += sizes[name]
-                end(name, _trouble(answer))
-            wait()
-        pulses.shutdown()
+                end(name, _failure(result))
+            callback.on_wait()
+        progress_queue.shutdown()
 
-    def _begin(self, experiment: Experiment, path: Path, size: int, common: Any, pulses: Queue) -> Any:
-        found, words = self._found, dict[str, Any](data=self._data)
+    def _start(self, experiment: Experiment, path: Path, size: int, common: Any, progress_queue: Queue) -> Any:
+        found, arguments = self._found, dict[str, Any](data=self._data)
         if size > 1:  # the task is the run's driver and needs no slot itself
-            words |= {"engine": "ray", "workers": size, "cluster": self._place}
-            share = self.driver()
+            arguments |= {"engine": "ray", "workers": size, "cluster": self._config}
+            resources = self.driver()
         else:
             # GPUs that are not the task's need not be hidden from it.
             engine, device = ("lanes", "cuda") if found.gpus else ("workers", "cpu")
-            words |= {"engine": engine, "device": device, "workers": 1, "cluster": None}
-            share = {"num_cpus": found.cpus, "num_gpus": found.gpus}
-        begun = task(_run, share, bool(found.gpus))
-        gpus = share.get("num_gpus", 0.0)
-        return begun.remote(experiment, path.absolute(), common, words, pulses, gpus)
+            arguments |= {"engine": engine, "device": device, "workers": 1, "cluster": None}
+            resources = {"num_cpus": 1.0, "num_gpus": found.gpus}
+        gpus = resources.get("num_gpus", 0.0)
+        remote = task(_run, resources, bool(found.gpus))
+        return remote.remote(experiment, path.absolute(), common, arguments, progress_queue, gpus)
 
     def driver(self) -> dict[str, Any]:
-        """What a run's driver gets: no slot, but sight of the GPUs of a node that has some, for the student."""
+        """Resources of a run's driver: no slot, but a node whose GPUs it can use for the student."""
         if not self._found.gpus:
             return {"num_cpus": 0.0}
         able = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
         self._drivers += 1
-        share: dict[str, Any] = {"num_cpus": 0.0, "runtime_env": {"env_vars": SIGHT}}
+        resources: dict[str, Any] = {"num_cpus": 0.0, "runtime_env": {"env_vars": SHOW_GPUS}}
         if able:
-            where = able[self._drivers % len(able)]
-            share["scheduling_strategy"] = NodeAffinitySchedulingStrategy(where, soft=True)
-        return share
+            node = able[self._drivers % len(able)]
+            resources["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
+        return resources
 
 
-def task(job: Callable[..., None], share: Mapping[str, Any], gpus: bool) -> Any:
-    """A job that Ray begins again. With GPUs every one has a process of its own: one that was used before would keep to
-    the card of its last run and hold memory there. Ray sees to that only if it is told of GPUs as the task is made."""
-    return ray.remote(**share, max_retries=AGAIN, max_calls=1 if gpus else 0)(job)
+def task(job: Callable[..., None], resources: Mapping[str, Any], gpus: bool) -> Any:
+    """A job that Ray retries. With GPUs each one has a process of its own: a used process would keep the GPU and the
+    memory of its last run. Ray needs to know of GPUs when the task is made."""
+    return ray.remote(**resources, max_retries=MAX_RETRIES, max_calls=1 if gpus else 0)(job)
 
 
 def _run(
-    experiment: Experiment, path: Path, common: dict[str, Any], words: dict[str, Any], pulses: Queue, gpus: float
+    experiment: Experiment,
+    path: Path,
+    common: dict[str, Any],
+    arguments: dict[str, Any],
+    progress_queue: Queue,
+    gpus: float,
 ) -> None:
     """A run, on some node."""
-    words = {**common, **words}
-    if gpus and torch.cuda.is_available():  # else it is told that it has none
-        settle_in(gpus)
-    tell = pulses.put
-    tell(Pulse(path.name, 0, 0, experiment.cohorts, 0))
-    run_or_resume(experiment, path, tell, **words)
+    if gpus and torch.cuda.is_available():  # else the run says that there is no GPU
+        cluster.limit_to_share(gpus)
+    progress_queue.put(RunProgress(path.name, 0, 0, experiment.cohorts, 0))
+    run_or_resume(experiment, path, progress_queue.put, **{**common, **arguments})
 
 
-def _trouble(answer: Any) -> Exception | None:
+def _failure(result: Any) -> Exception | None:
     try:
-        ray.get(answer)
+        ray.get(result)
     except RayTaskError as error:
         return error.cause if isinstance(error.cause, Exception) else error
     except RayError as error:
-        lost = f"the node or process of this run died {AGAIN + 1} times ({type(error).__name__})"
-        return ClusterError(f"{lost}: the same command goes on with it")
+        lost = f"the node or process of this run died {MAX_RETRIES + 1} times ({type(error).__name__})"
+        return ClusterError(f"{lost}: the same command resumes it")
     return None
 
 
-def _waiting(pulses: Queue) -> list[Pulse]:
+def _drain(progress_queue: Queue) -> list[RunProgress]:
     try:
-        return list(pulses.get_nowait_batch(pulses.qsize()))
+        return list(progress_queue.get_nowait_batch(progress_queue.qsize()))
     except Empty:
         return []

@@ -1,4 +1,4 @@
-"""What a person sees while runs go on: a live view on a terminal, plain lines elsewhere."""
+"""What a user sees in a terminal: a live view of a run or a sweep, plain lines where there is no terminal."""
 
 from cpfl.terminal.run_view import RunView
 from cpfl.terminal.sweep_view import SweepView

@@ -1,4 +1,4 @@
-"""One run on the screen: its cohorts with their curves, how far it has come, how long it may still take."""
+"""One run on the screen: its cohorts with their loss curves, its progress, and the time it may still take."""
 
 from __future__ import annotations
 
@@ -9,134 +9,114 @@ from typing import Any
 from rich.console import Console, Group
 from rich.text import Text
 
+from cpfl.callbacks import Callback
 from cpfl.distillation.student import EpochRecord
-from cpfl.experiment import Experiment
-from cpfl.federation.session import Closed, Session
-from cpfl.terminal import workers
-from cpfl.terminal.course import Cohort, Course, duration, spoken
-from cpfl.terminal.live import LiveView
-from cpfl.terminal.sparkline import LEVELS, PLAIN_LEVELS
+from cpfl.federation.session import ClosedRound, Session
+from cpfl.settings import Experiment
+from cpfl.terminal.live import LEVELS, PLAIN_LEVELS, LiveView
+from cpfl.terminal.progress import Cohort, ProgressEstimate, duration, time_left
 
-QUIET_SECONDS = 10.0  # between plain lines
-AROUND = 6  # lines beside the cohorts' own
+AROUND = 6  # lines beside those of the cohorts
+WORKERS = 6  # workers with a line of their own
+FEW = 8  # cohorts of a worker that are named
 
 
-class RunView(LiveView):
-    """A watcher that shows a run: live on a terminal, as lines elsewhere.
+class RunView(LiveView, Callback):
+    """Shows a run: live on a terminal, as lines elsewhere.
 
-    A round costs it a few additions; drawing is done by a thread, twice a second, however many rounds there are.
+    A round costs a few additions; a thread draws twice a second, however many rounds there are.
     """
 
     def __init__(self, console: Console, experiment: Experiment, epochs: int) -> None:
         self._experiment, self._epochs = experiment, epochs
-        self._unicode = console.options.encoding.startswith("utf")
-        self._course = Course(experiment)
+        self._progress = ProgressEstimate(experiment)
         self._epoch: EpochRecord | None = None
         self._load: Mapping[str, Any] = {}  # of a cluster's workers
-        self._distilling = self._told = time.monotonic()
+        self._distilling = time.monotonic()  # when distillation began, at the latest
         super().__init__(console, self._draw, vertical_overflow="crop")
 
     def on_start(self, sessions: Sequence[Session]) -> None:
-        """Count what was done before."""
-        self._course.start(sessions)
-        if self._course.rounds:
-            stopped = f"{self._course.stopped} of {len(sessions)} cohorts stopped"
-            self.on_note(f"going on after {self._course.rounds:,} rounds, {stopped}")
+        """Count the rounds that were trained before."""
+        self._progress.start(sessions)
+        if self._progress.rounds:
+            stopped = f"{self._progress.stopped} of {len(sessions)} cohorts stopped"
+            self.on_message(f"resuming after {self._progress.rounds:,} rounds, {stopped}")
         self._distilling = time.monotonic()
 
-    def on_round(self, session: Session, closed: Closed) -> None:
-        """Count it; where there is no live view, tell of a stop, and now and then of the rest."""
-        self._course.add(session, closed)
-        self._distilling = now = time.monotonic()
-        if self._live.is_started:
-            return
-        if session.stopped:
-            self.on_note(
+    def on_round(self, session: Session, closed: ClosedRound) -> None:
+        """Count the round; without a live view, print every stop, and the progress from time to time."""
+        self._progress.add(session, closed)
+        self._distilling = time.monotonic()
+        if session.stopped and not self._live.is_started:
+            self.on_message(
                 f"cohort {session.cohort} stopped after {session.round} rounds, "
                 f"{session.clock / 3600:.2f} h ({session.stopped})"
             )
-        if now - self._told > QUIET_SECONDS:
-            self._told = now
-            self.on_note(self._facts(True))
+        if self._line_due():
+            self.on_message(self._facts(True))
 
     def on_epoch(self, record: EpochRecord) -> None:
-        """Tell how the student does."""
+        """Show the student's loss and accuracy."""
         self._epoch = record
-        if not self._live.is_started and time.monotonic() - self._told > QUIET_SECONDS:
-            self._told = time.monotonic()
-            self.on_note(f"distil: {self._student(record)}")
+        if self._line_due():
+            self.on_message(f"distill: {self._student(record)}")
 
     def on_workers(self, load: Mapping[str, Any]) -> None:
-        """Who trains what on a cluster."""
+        """Show which worker of a cluster trains what."""
         self._load = load
 
-    def on_note(self, text: str) -> None:
-        """Something worth a line."""
-        live = self._live.is_started
-        self._console.print(text, highlight=False, markup=False, soft_wrap=not live)
-
     def _facts(self, wide: bool) -> str:
-        course = self._course
-        facts = f"{course.stopped} of {len(course.cohorts)} stopped · {course.rounds:,} rounds"
-        facts += f" · {course.clock / 3600:.2f} h"
+        progress = self._progress
+        facts = f"{progress.stopped} of {len(progress.cohorts)} stopped · {progress.rounds:,} rounds"
+        facts += f" · {progress.clock / 3600:.2f} h"
         if wide:
-            facts += f" · {course.samples_per_second():,.0f} samples/s"
-            if left := spoken(course.seconds_left()):
+            facts += f" · {progress.samples_per_second():,.0f} samples/s"
+            if left := time_left(progress.seconds_left()):
                 facts += f" · {left}"
         return facts
 
     def _student(self, record: EpochRecord) -> str:
         facts = f"epoch {record.epoch} of {self._epochs} · loss {record.loss:.4f} · {record.accuracy:.2f} %"
-        to_go = self._epochs - record.epoch
-        seconds = (time.monotonic() - self._distilling) / record.epoch * to_go
-        return f"{facts} · {spoken((seconds, seconds))}" if to_go else facts
+        epochs_left = self._epochs - record.epoch
+        seconds = (time.monotonic() - self._distilling) / record.epoch * epochs_left
+        return f"{facts} · {time_left((seconds, seconds))}" if epochs_left else facts
 
     # The live view.
 
     def _draw(self) -> Group:
-        course, width = self._course, self._console.width
-        elapsed = duration(time.monotonic() - course.began)
+        progress = self._progress
         if self._epoch is not None:
-            bar = self._bar(self._epoch.epoch / self._epochs, width)
-            return _lines(width, self._line("distil", bar, self._student(self._epoch)))
-        if not course.cohorts:
-            return _lines(width, "preparing …")
-        if course.stopped == len(course.cohorts):
-            return _lines(width, self._line("federate", self._bar(1, width), self._facts(False)), "distil    …")
-        left = spoken(course.seconds_left()) if course.rounds else "until the first round is over"
-        told = workers.lines(self._load)
-        speed = f"{course.samples_per_second():,.0f} samples/s"
-        return _lines(
-            width,
-            self._line("federate", self._bar(course.stopped / len(course.cohorts), width), self._facts(False)),
-            " " * 10 + " · ".join(filter(None, (elapsed, speed, left))),
-            *self._table(width, len(told)),
-            *told,
-        )
+            bar = self._bar(self._epoch.epoch / self._epochs)
+            return self._lines(f"{'distill':<9} {bar} {self._student(self._epoch)}")
+        if not progress.cohorts:
+            return self._lines("preparing …")
+        train = f"{'train':<9} {self._bar(progress.stopped / len(progress.cohorts))} {self._facts(False)}"
+        if progress.stopped == len(progress.cohorts):
+            return self._lines(train, f"{'distill':<9} …")
+        left = time_left(progress.seconds_left()) if progress.rounds else "until the first round ends"
+        elapsed = duration(time.monotonic() - progress.began)
+        speed = f"{progress.samples_per_second():,.0f} samples/s"
+        workers = worker_lines(self._load)
+        facts = " " * 10 + " · ".join(filter(None, (elapsed, speed, left)))
+        return self._lines(train, facts, *self._table(len(workers)), *workers)
 
-    def _line(self, name: str, bar: str, facts: str) -> str:
-        return f"{name:<9} {bar} {facts}"
+    def _lines(self, *lines: Text | str) -> Group:
+        """Truncated, not wrapped: a line too many would push the view up the screen."""
+        texts = [line if isinstance(line, Text) else Text(line) for line in lines]
+        for text in texts:
+            text.truncate(self._console.width - 1)
+        return Group(*texts)
 
-    def _bar(self, share: float, width: int) -> str:
-        size = 24 if width >= 100 else 12
-        full = round(share * size)
-        done, open_ = ("━", "·") if self._unicode else ("#", ".")
-        return done * full + open_ * (size - full)
-
-    def _table(self, width: int, below: int = 0) -> list[Text | str]:
-        """As many cohorts as the screen is high: those that train the longest by their own clock, then the latest to
-        stop; and how many are left out."""
-        room = max(3, self._console.height - AROUND - below)
-        shown = cohorts = self._course.cohorts
-        if len(cohorts) > room:
-            going = [c for c in cohorts if not c.session.stopped]
-            ended = [c for c in cohorts if c.session.stopped]
-            going.sort(key=lambda c: -c.session.clock)
-            ended.sort(key=lambda c: -c.session.clock)
-            shown = sorted((going + ended)[:room], key=lambda c: c.session.cohort)
-        curve = min(60, max(8, width - 62))
+    def _table(self, below: int) -> list[Text | str]:
+        """As many cohorts as the screen is high, those that still train first, by their virtual hours."""
+        height = max(3, self._console.height - AROUND - below)
+        shown = cohorts = self._progress.cohorts
+        if len(cohorts) > height:
+            shown = sorted(cohorts, key=lambda c: (bool(c.session.stopped), -c.session.clock))[:height]
+            shown.sort(key=lambda c: c.session.cohort)
+        width = min(60, max(8, self._console.width - 62))
         lines: list[Text | str] = [Text(f"{'cohort':>8}{'rounds':>8}{'hours':>9}   validation loss", style="bold")]
-        lines += [self._row(cohort, curve) for cohort in shown]
+        lines += [self._row(cohort, width) for cohort in shown]
         if rest := len(cohorts) - len(shown):
             hidden = sum(bool(c.session.stopped) for c in cohorts) - sum(bool(c.session.stopped) for c in shown)
             dots = "…" if self._unicode else "..."
@@ -158,16 +138,30 @@ class RunView(LiveView):
         stopping = self._experiment.stopping
         if stopping.rule == "plateau" and session.round:
             return f"no gain {session.round - session.best_round:>3} of {stopping.patience}"
-        if session.paused:
-            return "waits to be judged"
+        if session.waiting:
+            return "waits for the evaluation"
         if stopping.rule == "joint" and session.round:
-            return f"judged in {self._course.left(session).least:,} rounds"
-        return f"{self._course.left(session).most:,} rounds to go" if session.round else "waiting"
+            return f"evaluated in {self._progress.rounds_left(session).least:,} rounds"
+        return f"{self._progress.rounds_left(session).most:,} rounds left" if session.round else "waiting"
 
 
-def _lines(width: int, *lines: Text | str) -> Group:
-    """Cut, not wrapped: a line too many would push the view up the screen."""
-    texts = [line if isinstance(line, Text) else Text(line) for line in lines]
-    for text in texts:
-        text.truncate(width - 1)
-    return Group(*texts)
+def worker_lines(load: Mapping[str, Any]) -> list[str]:
+    """A line for each worker of a cluster, the busiest ones if there are too many."""
+    rows = list(load.get("workers", ()))
+    if not rows:
+        return []
+    chosen = rows if len(rows) <= WORKERS else sorted(rows, key=lambda row: -row["samples_per_second"])[:WORKERS]
+    lines = [f"{'worker':<12}{'load':>6}{'samples/s':>12}   cohorts"]
+    for row in chosen:
+        load_and_speed = f"{100 * row['load']:>4.0f} %{row['samples_per_second']:>12,.0f}"
+        lines.append(f"{row['worker']:<12}{load_and_speed}   {first_cohorts(row['cohorts'])}")
+    if rest := len(rows) - len(chosen):
+        busy = sum(bool(row["cohorts"]) for row in rows)
+        lines.append(f"and {rest} more; {busy} of {len(rows)} workers have cohorts")
+    return lines
+
+
+def first_cohorts(cohorts: Sequence[int]) -> str:
+    """The first few by number, and how many more."""
+    first = ", ".join(map(str, cohorts[:FEW]))
+    return f"{first} and {len(cohorts) - FEW} more" if len(cohorts) > FEW else first or "none"

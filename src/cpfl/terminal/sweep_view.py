@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,103 +12,93 @@ from rich.text import Text
 
 from cpfl.api import Run
 from cpfl.errors import CpflError
-from cpfl.sweep.plan import Plan
-from cpfl.sweep.workers import Pulse
-from cpfl.terminal.course import duration
+from cpfl.sweep.grid import SweepGrid
+from cpfl.sweep.progress import RunProgress, SweepCallback
 from cpfl.terminal.live import LiveView
+from cpfl.terminal.progress import duration
 
-QUIET_SECONDS = 30.0  # between plain lines
 
+class SweepView(LiveView, SweepCallback):
+    """Shows a sweep, and keeps the summaries of its finished runs."""
 
-class SweepView(LiveView):
-    """A watcher of a sweep; keeps the summaries of what is finished."""
+    quiet_seconds = 30.0
 
     def __init__(self, console: Console) -> None:
-        self.plan: Plan | None = None
+        self.grid: SweepGrid | None = None
         self.summaries: list[dict[str, Any]] = []
         self.failures: list[tuple[Path, Exception]] = []
         self._total = self._before = 0  # runs of the sweep; those that were finished when it began
-        self._pulses: dict[str, Pulse] = {}  # of runs that go on
+        self._progress: dict[str, RunProgress] = {}  # of runs that train
         self._rounds = 0  # of runs that have ended
-        self._began = self._told = time.monotonic()
+        self._began = time.monotonic()
         super().__init__(console, self._draw)
 
-    def on_plan(self, plan: Plan, finished: Sequence[str]) -> None:
-        """Count what there is to do."""
-        self.plan, self._total, self._before = plan, len(plan.runs), len(finished)
-        self._began = self._told = time.monotonic()
+    def on_start(self, grid: SweepGrid, finished: Sequence[str]) -> None:
+        """Count the runs."""
+        self.grid, self._total, self._before = grid, len(grid.runs), len(finished)
+        self._began = self._last_line = time.monotonic()
         if finished:
-            self.on_note(f"{len(finished)} of {self._total} runs are finished already")
+            self.on_message(f"{len(finished)} of {self._total} runs are finished already")
 
-    def on_pulse(self, pulse: Pulse) -> None:
-        """Remember how far it has come."""
-        self._pulses[pulse.name] = pulse
+    def on_progress(self, progress: RunProgress) -> None:
+        """Remember how far a run has come."""
+        self._progress[progress.name] = progress
         self.on_wait()
 
     def on_wait(self) -> None:
-        """Where there is no live line, tell now and then."""
-        now = time.monotonic()
-        if not self._live.is_started and now - self._told > QUIET_SECONDS:
-            self._told = now
-            self.on_note(self._facts())
+        """Without a live view, print the progress from time to time."""
+        if self._line_due():
+            self.on_message(self._facts())
 
     def on_run(self, run: Run) -> None:
-        """One line."""
+        """Print the outcome."""
         self.summaries.append(summary := run.summary)
-        self._end(run.path.name, summary["rounds"])
-        self.on_note(
-            f"{self._what(run.path.name, summary)}: {summary['student_accuracy']:.1f} %, {summary['hours']:.2f} h, "
+        self._progress.pop(run.path.name, None)
+        self._rounds += summary["rounds"]
+        words = [f"n = {summary['cohorts']}", f"seed {summary['seed']}"]
+        if self.grid is not None:
+            words += [f"{key} = {value}" for key, value in self.grid.varied(run.path.name).items()]
+        self.on_message(
+            f"{', '.join(words)}: {summary['student_accuracy']:.1f} %, {summary['hours']:.2f} h, "
             f"{summary['cpu_hours']:.1f} CPU h  ({summary['wall_seconds']:.1f} s)"
         )
 
     def on_failure(self, path: Path, error: Exception) -> None:
-        """One line."""
+        """Print the error."""
         self.failures.append((path, error))
-        self._end(path.name, 0)
-        self.on_note(f"{path.name} failed: {sentence(error)}")
+        ended = self._progress.pop(path.name, None)
+        self._rounds += ended.rounds if ended else 0
+        self.on_message(f"{path.name} failed: {sentence(error)}")
 
-    def on_note(self, text: str) -> None:
-        """Something worth a line."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=not self._live.is_started)
-
-    def _end(self, name: str, rounds: int) -> None:
-        ended = self._pulses.pop(name, None)
-        self._rounds += ended.rounds if ended and not rounds else rounds
-
-    def _what(self, name: str, summary: Mapping[str, Any]) -> str:
-        words = [f"n = {summary['cohorts']}", f"seed {summary['seed']}"]
-        if self.plan is not None:
-            words += [f"{key} = {value}" for key, value in self.plan.varied(name).items()]
-        return ", ".join(words)
+    @property
+    def _ended(self) -> int:
+        return len(self.summaries) + len(self.failures)
 
     def _facts(self) -> str:
-        ended = len(self.summaries) + len(self.failures)
-        rounds = self._rounds + sum(pulse.rounds for pulse in self._pulses.values())
+        ended, active = self._ended, self._progress.values()
+        rounds = self._rounds + sum(progress.rounds for progress in active)
         facts = f"{ended} of {self._total} runs ended · {rounds:,} rounds"
         if self.failures:
             facts += f" · {len(self.failures)} failed"
         new = ended - self._before
         if new > 0 and ended < self._total:
-            # Runs differ, n = 1 from n = 8 most of all: a guess from the mean of those that were done.
-            each = (time.monotonic() - self._began) / (new + 0.5 * len(self._pulses))
-            facts += f" · about {duration(each * (self._total - ended - 0.5 * len(self._pulses)))} left"
+            # Runs differ, n = 1 from n = 8 most of all: an estimate from the mean of those that have ended.
+            each = (time.monotonic() - self._began) / (new + 0.5 * len(active))
+            facts += f" · about {duration(each * (self._total - ended - 0.5 * len(active)))} left"
         return facts
 
     def _draw(self) -> Text:
         width = self._console.width
-        unicode = self._console.options.encoding.startswith("utf")
-        full, empty = ("━", "·") if unicode else ("#", ".")
-        share = (len(self.summaries) + len(self.failures)) / max(self._total, 1)
-        size = 24 if width >= 100 else 12
-        bar = full * round(share * size) + empty * (size - round(share * size))
+        bar = self._bar(self._ended / max(self._total, 1))
         lines = [f"sweep {bar} {self._facts()}" if self._total else "preparing …"]
-        for pulse in sorted(self._pulses.values())[: max(1, self._console.height - 4)]:
-            state = f"distil epoch {pulse.epoch}" if pulse.epoch else f"{pulse.stopped} of {pulse.cohorts} stopped"
-            lines.append(f"  {pulse.name}: {pulse.rounds:,} rounds · {state}")
+        for progress in sorted(self._progress.values())[: max(1, self._console.height - 4)]:
+            training = f"{progress.stopped} of {progress.cohorts} stopped"
+            state = f"distill epoch {progress.epoch}" if progress.epoch else training
+            lines.append(f"  {progress.name}: {progress.rounds:,} rounds · {state}")
         return Text("\n".join(line[: width - 1] for line in lines))
 
 
 def sentence(error: Exception) -> str:
-    """A failure in one line; what is no user's mistake is named by its type."""
+    """A failure in one line; an error that is not the user's is named by its type."""
     first = (str(error).splitlines() or [""])[0]
     return first if isinstance(error, CpflError) else f"{type(error).__name__}: {first}"

@@ -1,4 +1,4 @@
-"""A model, what every node holds, what the server holds: all that CPFL on Flower needs of you."""
+"""A model, every node's data and the server's data: all that CPFL on Flower needs of you."""
 
 from pathlib import Path
 
@@ -12,23 +12,23 @@ x = (x / 16).astype("float32")
 
 
 def model() -> torch.nn.Module:
-    """What every client trains; answers with one logit for each class."""
+    """The model that every client trains; it returns one logit for each class."""
     return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
 
 
 def data(context):
-    """What this node holds, (inputs, labels): read your own files here. They never leave the node."""
+    """This node's data, (inputs, labels): read your own files here. They never leave the node."""
     client, clients = int(context.node_config["client"]), int(context.node_config["clients"])
     return x[client:1000:clients], y[client:1000:clients]
 
 
 def test():
-    """What the server measures models by, (inputs, labels)."""
+    """The test set of the server, (inputs, labels)."""
     return x[1400:], y[1400:]
 
 
 def public():
-    """Unlabelled inputs that anybody may see: the cohort models teach the global model on them."""
+    """Public unlabelled inputs, on which the cohort models are distilled into the global model."""
     return x[1000:1400]
 
 

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the figures in the page's colours, and keeps a page fresh that has an address to ask.
+// Draws the figures in the page's colours, and updates a page that has an address to poll.
 (() => {
   const drawn = new Map(); // id -> {spec, view}
   const main = document.getElementById("report");
@@ -8,8 +8,8 @@
 
   function colours() {
     const css = getComputedStyle(document.documentElement);
-    const of = (name) => css.getPropertyValue(name).trim();
-    const [ink, quiet, line] = [of("--ink"), of("--quiet"), of("--line")];
+    const value = (name) => css.getPropertyValue(name).trim();
+    const [ink, quiet, line] = [value("--ink"), value("--quiet"), value("--line")];
     const font = "system-ui, sans-serif";
     return {
       background: "transparent",
@@ -24,15 +24,15 @@
   const menus = (spec) => (spec.params || []).filter((param) => param.bind).map((param) => param.name);
 
   async function draw(id) {
-    const place = main.querySelector(`[data-figure="${CSS.escape(id)}"]`);
-    if (!place) return;
+    const element = main.querySelector(`[data-figure="${CSS.escape(id)}"]`);
+    if (!element) return;
     const old = drawn.get(id);
     const chosen = old ? menus(old.spec).map((name) => [name, old.view.signal(name)]) : [];
-    const focused = place.contains(document.activeElement);
+    const focused = element.contains(document.activeElement);
     if (old) old.view.finalize();
     const config = colours();
-    if (place.clientWidth < 420) config.legend.columns = 2;
-    const { view } = await vegaEmbed(place, figures[id], {
+    if (element.clientWidth < 420) config.legend.columns = 2;
+    const { view } = await vegaEmbed(element, figures[id], {
       actions: false,
       renderer: "svg",
       config,
@@ -44,15 +44,15 @@
     for (const [name, value] of chosen) {
       if (offered[name] && offered[name].options.includes(value)) await view.signal(name, value).runAsync();
     }
-    for (const select of place.querySelectorAll("select")) {
+    for (const select of element.querySelectorAll("select")) {
       const label = select.closest("label") || select.parentElement;
-      select.setAttribute("aria-label", `${label.textContent.includes("run") ? "run" : "n"} that is drawn`);
+      select.setAttribute("aria-label", `${label.textContent.includes("run") ? "run" : "n"} to draw`);
       if (focused) select.focus();
     }
-    place.dataset.drawn = "yes";
+    element.dataset.drawn = "yes";
   }
 
-  // Where only the rows are new the picture stays: so does a menu that somebody has open.
+  // Where only the rows are new, the chart stays, and so does an open menu.
   async function redraw(id) {
     const old = drawn.get(id);
     if (!old || shape(old.spec) !== shape(figures[id])) return draw(id);
@@ -72,30 +72,30 @@
   }
 
   const parts = (root) => new Map([...root.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, part]));
-  const pictures = (root) => [...root.querySelectorAll("[data-figure]")].map((place) => place.dataset.figure).join();
-  let told = new Map([...parts(main)].map(([key, part]) => [key, part.innerHTML]));
+  const pictures = (root) => [...root.querySelectorAll("[data-figure]")].map((element) => element.dataset.figure).join();
+  let shown = new Map([...parts(main)].map(([key, part]) => [key, part.innerHTML]));
 
-  // Only what has changed is replaced, so that nobody loses the place where they read.
+  // Only what has changed is replaced, so that the reader does not lose the position on the page.
   async function update(next) {
     const page = new DOMParser().parseFromString(next.body, "text/html").body;
-    const [now, then] = [parts(main), parts(page)];
+    const [now, after] = [parts(main), parts(page)];
     figures = next.figures;
-    const same = [...now.keys()].join() === [...then.keys()].join() && pictures(main) === pictures(page);
+    const same = [...now.keys()].join() === [...after.keys()].join() && pictures(main) === pictures(page);
     if (same) {
-      for (const [key, part] of then) if (told.get(key) !== part.innerHTML) now.get(key).innerHTML = part.innerHTML;
+      for (const [key, part] of after) if (shown.get(key) !== part.innerHTML) now.get(key).innerHTML = part.innerHTML;
     } else {
       for (const { view } of drawn.values()) view.finalize();
       drawn.clear();
-      main.style.minHeight = `${main.offsetHeight}px`; // until all is drawn again, else the page would jump
+      main.style.minHeight = `${main.offsetHeight}px`; // until all is drawn again; else the page would jump
       main.innerHTML = next.body;
     }
-    told = new Map([...then].map(([key, part]) => [key, part.innerHTML]));
+    shown = new Map([...after].map(([key, part]) => [key, part.innerHTML]));
     for (const id of Object.keys(figures)) await redraw(id);
     main.style.minHeight = "";
   }
 
-  async function ask(address, seconds) {
-    const gone = document.getElementById("gone");
+  async function poll(address, seconds) {
+    const offline = document.getElementById("offline");
     let last = "";
     for (;;) {
       await new Promise((wake) => setTimeout(wake, 1000 * seconds));
@@ -104,9 +104,9 @@
         const answer = await fetch(address, { cache: "no-cache" });
         const text = await answer.text();
         if (answer.ok && text !== last) await update(JSON.parse((last = text)));
-        gone.hidden = answer.ok;
+        offline.hidden = answer.ok;
       } catch {
-        gone.hidden = false; // it may come back
+        offline.hidden = false; // it may come back
       }
     }
   }
@@ -115,6 +115,6 @@
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
   drawAll().then(() => {
     const address = document.body.dataset.refresh;
-    if (address) ask(address, 2);
+    if (address) poll(address, 2);
   });
 })();

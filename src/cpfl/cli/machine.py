@@ -1,0 +1,68 @@
+"""Commands about this machine: doctor, bench."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from cpfl.cli.options import AsJson, DataFolder, Device, console, notes, say, show_json
+
+if TYPE_CHECKING:
+    from cpfl.diagnostics.bench import Rate
+
+
+def doctor(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Check this machine: versions, devices, disk space, data sets.
+
+    Example: cpfl doctor
+    """
+    from cpfl.diagnostics.doctor import examine
+
+    checks = examine(data)
+    if as_json:
+        show_json([{"what": what, "fine": fine, "found": found} for what, fine, found in checks])
+    else:
+        for what, fine, found in checks:
+            say(f"{'ok ' if fine else 'BAD'}  {what:<16} {found}")
+    if not all(fine for _, fine, _ in checks):
+        raise typer.Exit(1)
+
+
+def bench(
+    preset: Annotated[str, typer.Option(help="Whose model and clients: cifar10 or femnist.")] = "cifar10",
+    cohorts: Annotated[int, typer.Option(min=1, help="Number of cohorts, n.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each cohort that are measured.")] = 10,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure how many samples a second this machine trains with each engine, compared with a plain loop.
+
+    Example: cpfl bench
+    """
+    from cpfl.diagnostics.bench import bench as measure
+    from cpfl.engines.create import torch_device
+
+    found_device = torch_device(device)
+    rates: list[Rate] = []
+    with notes.status("the plain loop …") as status:
+        for rate in measure(preset, cohorts, rounds, found_device):
+            rates.append(rate)
+            status.update(f"{rate.engine}, {rate.precision}: {rate.samples_per_second:,.0f} samples/s …")
+    if as_json:
+        show_json([asdict(rate) for rate in rates])
+        return
+    table = Table("engine", "arithmetic", title=f"{preset}, n = {cohorts}, on {found_device}", title_justify="left")
+    for name in ("samples/s", "against the loop", "first round after"):
+        table.add_column(name, justify="right")
+    for rate in rates:
+        table.add_row(
+            "plain loop" if rate.engine == "reference" else rate.engine,
+            rate.precision,
+            f"{rate.samples_per_second:,.0f}",
+            f"{rate.samples_per_second / rates[0].samples_per_second:.1f}×",
+            f"{rate.seconds_to_first_round:.1f} s",
+        )
+    console.print(table)

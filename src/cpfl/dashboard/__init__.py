@@ -1,0 +1,5 @@
+"""A page that shows runs while they train: follows their folders and serves the report, kept fresh. Writes nothing."""
+
+from cpfl.dashboard.server import serve
+
+__all__ = ["serve"]

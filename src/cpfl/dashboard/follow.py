@@ -1,0 +1,177 @@
+"""Follow a run while another process writes it: new lines are read once and kept as sums and curves."""
+
+from __future__ import annotations
+
+import calendar
+import json
+import os
+import stat
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cpfl.errors import DamagedError
+from cpfl.report.reading import READ_ERRORS, CohortHistory, RunFacts, damage, read
+from cpfl.runs import records
+from cpfl.terminal.progress import Throughput
+
+STARTS = ("started", "resumed")  # events in a run's log
+EPOCH_BYTES = 1 << 20  # of epochs.jsonl that are read at a time
+
+
+class Tail:
+    """A growing file of JSON lines: remembers how far it was read, and notices that it was replaced or truncated."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.modified = 0.0  # when it was last written to
+        self.read = self.unread = 0  # bytes
+        self._inode = 0
+
+    def new_lines(self, most: int) -> tuple[list[dict[str, Any]], bool]:
+        """New complete lines of about `most` bytes; and whether they begin the file, as after a truncation."""
+        try:
+            found = os.stat(self.path)
+            if not stat.S_ISREG(found.st_mode):
+                raise DamagedError(f"{self.path} is damaged: it is no plain file")
+            if found.st_ino != self._inode or found.st_size < self.read:
+                self.read = 0
+            self._inode, self.modified, begins = found.st_ino, found.st_mtime, self.read == 0
+            text = self._chunk(most) if found.st_size > self.read and most > 0 else b""
+        except FileNotFoundError:
+            self.read = self._inode = self.unread = 0
+            return [], True
+        except OSError as error:
+            raise DamagedError(f"cannot read {self.path}: {error.strerror}") from None
+        self.unread = max(0, found.st_size - self.read - len(text))
+        text = text[: text.rfind(b"\n") + 1]  # the last line may still be incomplete
+        self.read += len(text)
+        try:
+            return [json.loads(line) for line in text.splitlines()], begins
+        except ValueError:
+            raise DamagedError(f"{self.path} is damaged: a line is not JSON") from None
+
+    def _chunk(self, most: int) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(self.read)
+            text = file.read(most)
+            return text if text.endswith(b"\n") else text + file.readline()
+
+
+class Followed:
+    """A run folder and how far it has been read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damage = ""  # what is wrong with it; empty: nothing
+        self.caught_up = False  # all records were read
+        self.began = self.ended = 0.0  # when run.json and summary.json were written; 0: not yet
+        self._facts: RunFacts | None = None
+        self._files: list[tuple[int, float, int] | None] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self.tails: list[Tail] = []
+        self.histories: list[CohortHistory] = []
+        self._epochs = Tail(self.path / "epochs.jsonl")
+        self.epoch = 0  # of the distillation
+        self.samples, self.epochs = Throughput(_began(self.path)), Throughput()
+
+    @property
+    def facts(self) -> RunFacts | None:
+        """The run as far as it has been read; None: it cannot be read."""
+        return None if self._facts is None or self.damage else replace(self._facts, followed=self.histories)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has written its outcome."""
+        return self._facts is not None and self._facts.summary is not None
+
+    @property
+    def unread(self) -> int:
+        """Bytes of records that are not read yet."""
+        return sum(tail.unread for tail in self.tails)
+
+    @property
+    def modified(self) -> float:
+        """When it last wrote a record, or began."""
+        return max(self.began, self._epochs.modified, *(tail.modified for tail in self.tails))
+
+    def reload(self) -> bool:
+        """Read the short files if one has changed: settings, cohorts, outcome, later distillations."""
+        names = [self.path / name for name in ("run.json", "experiment.toml", "summary.json")]
+        found = [_stamp(path) for path in (*names, *sorted(self.path.glob("distillations/*/summary.json")))]
+        if found == self._files:
+            return False
+        if found[:1] != self._files[:1]:  # another run under the same name
+            self._reset()
+        self._files, self.damage, self.caught_up = found, "", False
+        self.began, self.ended = (stamp[1] if stamp else 0.0 for stamp in (found[0], found[2]))
+        try:
+            self._facts = read(self.path)
+            if not self.tails:
+                cohorts = range(len(self._facts.about["cohorts"]))
+                self.tails = [Tail(self._facts.folder.rounds(cohort)) for cohort in cohorts]
+                self.histories = [CohortHistory() for _ in cohorts]
+            followed = replace(self._facts, followed=self.histories)
+            _ = followed.cohorts, followed.students
+        except READ_ERRORS as error:
+            self.damage = damage(error)
+        return True
+
+    def read(self, most: int) -> int:
+        """Read new records of about so many bytes; the number of bytes read."""
+        before = most
+        if self._facts is None or self.damage:
+            return 0
+        try:
+            for cohort in range(len(self.tails)):
+                most -= self._read_rounds(cohort, most)
+            lines, begins = self._epochs.new_lines(EPOCH_BYTES)
+            self.epoch = int(lines[-1]["epoch"]) if lines else 0 if begins else self.epoch
+        except READ_ERRORS as error:
+            self.damage = damage(error)
+        self.caught_up = not self.unread
+        if self.caught_up and not self.finished:
+            self.samples.tick(self.modified, sum(history.samples for history in self.histories))
+            self.epochs.tick(self.modified, self.epoch)
+        return before - most
+
+    def _read_rounds(self, cohort: int, most: int) -> int:
+        tail, history = self.tails[cohort], self.histories[cohort]
+        before = tail.read
+        try:
+            lines, begins = tail.new_lines(most)
+            if not begins and lines and lines[0]["round"] != history.rounds + 1:
+                raise DamagedError(f"{tail.path} is damaged: rounds are missing")
+        except DamagedError:
+            if not history.rounds:
+                raise
+            # A resumed run truncates its records and appends again: what was read before may be gone.
+            tail.read = 0
+            self.histories[cohort] = CohortHistory()
+            return 0
+        if begins:
+            before = 0
+            self.histories[cohort] = CohortHistory()
+        self.histories[cohort].extend(lines)
+        return tail.read - before
+
+
+def _stamp(path: Path) -> tuple[int, float, int] | None:
+    """Inode, time and size of a file, which tell whether it has changed; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime, found.st_size
+
+
+def _began(path: Path) -> float | None:
+    """When training began; None for a resumed run, whose earlier throughput is not known."""
+    try:
+        starts = [line["time"] for line in records.read(path / "log.jsonl") if line["event"] in STARTS]
+        return calendar.timegm(time.strptime(starts[0], "%Y-%m-%dT%H:%M:%SZ")) if len(starts) == 1 else None
+    except (*READ_ERRORS, ValueError, OSError):  # only an estimate depends on it
+        return None

@@ -1,0 +1,156 @@
+"""The dashboard over HTTP: two addresses to read, nothing to write, and only under this machine's names."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import socketserver
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from cpfl.dashboard.dashboard import ADDRESS, Dashboard
+from cpfl.errors import RunFolderError, SettingError
+
+HEADERS = {
+    # The page's own policy says which scripts may run; this one adds what only a header can say.
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one dashboard; closing it ends every answer in progress."""
+
+    daemon_threads = True
+
+    def __init__(self, dashboard: Dashboard, host: str, port: int) -> None:
+        self.dashboard = dashboard
+        self.names = {name.lower() for name in (*LOCAL, host)}
+        if not is_local(host):
+            self.names.add(socket.gethostname().lower())
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            first = min(found, key=lambda one: one[0] != socket.AF_INET)  # localhost is both: 127.0.0.1 first
+            self.address_family = first[0]
+            super().__init__((str(first[4][0]), int(first[4][1])), Handler)
+        except OSError as error:
+            raise SettingError(_reason(error, host, port)) from None
+
+    def server_bind(self) -> None:
+        """As a plain TCP server: the usual one looks up this machine's name, which may take long."""
+        socketserver.TCPServer.server_bind(self)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore a browser that has left; anything else is a bug and is shown."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    @property
+    def address(self) -> str:
+        """The URL for a browser."""
+        host, port = self.server_address[:2]
+        name = str(host)
+        return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET and HEAD of the page and of its updates; everything else is refused."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = 30  # seconds for a client that says nothing
+    server_version, sys_version = "cpfl", ""
+
+    def do_GET(self) -> None:
+        """Answer with the page or its update."""
+        path = self.path.partition("?")[0]
+        if not self._known_host():
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "This dashboard answers to another name.")
+        elif path == "/":
+            text = self.server.dashboard.page()
+            self._answer(HTTPStatus.OK, text, "text/html; charset=utf-8", {"Cache-Control": "no-store"})
+        elif path == ADDRESS:
+            text, tag = self.server.dashboard.fresh()
+            known = self.headers.get("If-None-Match") == tag
+            status = HTTPStatus.NOT_MODIFIED if known else HTTPStatus.OK
+            caching = {"ETag": tag, "Cache-Control": "no-cache"}
+            self._answer(status, b"" if known else text, "application/json", caching)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "There is nothing here; the page is at /.")
+
+    do_HEAD = do_GET
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        """Any other method is not allowed; the base class looks it up by name."""
+        if not name.startswith("do_"):
+            raise AttributeError(name)
+        return self._not_allowed
+
+    def _not_allowed(self) -> None:
+        self.close_connection = True  # what it sends is not read
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard can only be read.", {"Allow": "GET, HEAD"})
+
+    def _refuse(self, status: HTTPStatus, sentence: str, more: dict[str, str] | None = None) -> None:
+        self._answer(status, f"{sentence}\n".encode(), "text/plain; charset=utf-8", more or {})
+
+    def _answer(self, status: HTTPStatus, text: bytes, kind: str, more: dict[str, str]) -> None:
+        self.send_response(status)
+        for key, value in (HEADERS | more).items():
+            self.send_header(key, value)
+        if status != HTTPStatus.NOT_MODIFIED:
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(text)
+
+    def _known_host(self) -> bool:
+        """Whether the browser meant us: a foreign page may have given this machine's address a name of its own."""
+        given = self.headers.get_all("Host", [])
+        if len(given) != 1:
+            return False
+        name = given[0].strip().lower()
+        name = name[1 : name.find("]")] if name.startswith("[") else name.rpartition(":")[0] or name
+        return name in self.server.names or name == self.connection.getsockname()[0]
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: a line for every request would fill the terminal."""
+
+
+def serve(folder: Path, host: str, port: int, ready: Callable[[Server], None]) -> None:
+    """Answer until Ctrl-C; `ready` is called when the server listens."""
+    if not folder.is_dir():
+        raise RunFolderError(f"there is no folder {folder}")
+    with Server(Dashboard(folder), host, port) as server:
+        try:
+            server.dashboard.page()  # Vega's script takes seconds to make: not while a browser waits for it
+            ready(server)
+            server.serve_forever(poll_interval=0.5)
+        except KeyboardInterrupt:
+            pass
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _reason(error: OSError, host: str, port: int) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"host {host} is not known: a name or address of this machine is needed, such as 127.0.0.1"
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use: choose another port, or 0 for any that is free"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"host {host} is not an address of this machine"
+    return f"cannot open port {port} of {host}: {error.strerror}"

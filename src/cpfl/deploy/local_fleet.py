@@ -1,0 +1,211 @@
+"""A SuperLink and its nodes as processes on this machine, with TLS and node keys; all of them end together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from cpfl.deploy import _flower_internals as internals
+from cpfl.deploy import certificates, prefork
+from cpfl.errors import CpflError
+
+HOST = "127.0.0.1"
+START_SECONDS = 60.0  # for a process to listen
+STOP_SECONDS = 5.0  # for a process to end before it is killed
+
+
+class LocalFleet:
+    """A small fleet in one folder: certificates, keys, logs, the SuperLink's database."""
+
+    def __init__(
+        self, folder: Path, preforked: bool = True, preload: Sequence[str] = (), persistent: bool = False
+    ) -> None:
+        """`preforked`: nodes share a prefork server, which imports the modules in `preload`; `persistent`: the
+        SuperLink has a database, so that it knows its nodes after a restart."""
+        self.folder, self.port = folder.absolute(), free_port()
+        self._preforked, self._preload, self._persistent = preforked, list(preload), persistent
+        self._shims: Path | None = None  # the folder of the prefork server
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        for name in ("certificates", "keys", "logs", "flwr"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        certificates.authority(self.folder / "certificates", HOST)
+        self.environment = {
+            **os.environ,
+            **internals.QUIET,
+            internals.POLL_VARIABLE: str(internals.POLL_SECONDS),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "FLWR_HOME": str(self.folder / "flwr"),
+        }
+        link = f'[superlink.local]\naddress = "{self.address}"\nroot-certificates = "{self.ca}"\n'
+        (self.folder / "flwr" / "config.toml").write_text(f'[superlink]\ndefault = "local"\n\n{link}')
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """The SuperLink's address."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def ca(self) -> Path:
+        """The authority that signed the SuperLink's certificate."""
+        return self.folder / "certificates" / certificates.CA
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until it listens."""
+        folder = self.folder / "certificates"
+        words: list[object] = ["flower-superlink", "--host", HOST, "--port", self.port, "--enable-supernode-auth"]
+        words += ["--ssl-ca-certfile", self.ca, "--ssl-certfile", folder / certificates.CERTIFICATE]
+        words += ["--ssl-keyfile", folder / certificates.KEY, "--disable-runtime-dependency-installation"]
+        if self._persistent:
+            words += ["--database", self.folder / "superlink.db"]
+        self._start("superlink", words)
+        self._wait_until("superlink", lambda: _listens(self.port))
+
+    def register(self, name: str) -> None:
+        """Make a key pair for a node and register it at the SuperLink."""
+        internals.register(self.address, self.ca, certificates.node_key(self.folder / "keys" / name))
+
+    def start_node(self, name: str, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        """Start a node whose key is registered."""
+        program = self._prefork_server() / internals.NODE if self._preforked else "flower-supernode"
+        words: list[object] = [program, "--superlink", self.address, "--host", HOST, "--port", free_port()]
+        words += ["--node-config", " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())]
+        words += ["--root-certificates", self.ca, "--auth-supernode-private-key", self.folder / "keys" / name]
+        return self._start(name, words)
+
+    def run(self, app: Path, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        """Start an app: a process that streams the run's log into logs/run.log and ends with the run."""
+        file = self.folder / "run-config.toml"
+        file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
+        self.log("run").unlink(missing_ok=True)
+        return self._start("run", ["flwr", "run", app, "local", "--run-config", file, "--stream"])
+
+    def wait(self, seconds: float) -> str:
+        """The run's status after its end (finished:completed …), or after so long (running)."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.processes["run"].wait(seconds)
+        found = re.search(r"started run (\d+)", self.log("run").read_text(errors="replace"))
+        if not found:
+            raise CpflError(f"flwr run did not start the app: {self.tail('run')}")
+        status = internals.run_info(self.address, self.ca, int(found[1])).status
+        return ":".join(word for word in (status.status, status.sub_status) if word)
+
+    def log(self, name: str) -> Path:
+        """The file with a process's output."""
+        return self.folder / "logs" / f"{name}.log"
+
+    def tail(self, name: str, size: int = 600) -> str:
+        """The end of a process's output."""
+        path = self.log(name)
+        return path.read_text(errors="replace")[-size:].strip() if path.is_file() else ""
+
+    def kill(self, name: str) -> None:
+        """Kill one process and all its descendants."""
+        process = self.processes.pop(name)
+        _kill([process.pid, *descendants(process.pid)])
+        process.wait(STOP_SECONDS)
+
+    def stop(self) -> None:
+        """End every process: first with SIGTERM, then with SIGKILL."""
+        started = {pid for p in self.processes.values() for pid in (p.pid, *descendants(p.pid))}
+        deadline = time.monotonic() + STOP_SECONDS
+        for name in reversed(list(self.processes)):  # nodes before their SuperLink
+            process = self.processes[name]
+            process.kill() if name == "prefork" else process.terminate()  # the prefork server ignores SIGTERM
+        while any(p.poll() is None for p in self.processes.values()) or any(map(_alive, started)):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        _kill(started)
+        for process in self.processes.values():
+            process.wait(STOP_SECONDS)
+        self.processes.clear()
+        if self._shims is not None:
+            shutil.rmtree(self._shims, ignore_errors=True)
+            self._shims = None
+
+    def _prefork_server(self) -> Path:
+        """The shims of the prefork server that all nodes share; started with the first node."""
+        if self._shims is None:
+            self._shims = shims = prefork.make_folder()
+            self.environment["PATH"] = f"{shims}{os.pathsep}{self.environment['PATH']}"
+            self._start("prefork", [sys.executable, "-m", "cpfl.deploy.prefork", shims, *self._preload])
+            self._wait_until("prefork", (shims / internals.NODE).exists)
+        return self._shims
+
+    def _start(self, name: str, words: list[object]) -> subprocess.Popen[bytes]:
+        with self.log(name).open("ab") as output:
+            process = subprocess.Popen(
+                [*map(str, words)],
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the terminal reaches this process only
+            )
+        self.processes[name] = process
+        return process
+
+    def _wait_until(self, name: str, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not ready():
+            if self.processes[name].poll() is not None or time.monotonic() > deadline:
+                raise CpflError(f"the process {name} did not start: {self.tail(name)}")
+            time.sleep(0.1)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def descendants(pid: int) -> list[int]:
+    """All child processes of a process and theirs (Linux; elsewhere Flower ends them)."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return found[1:]
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HOST, port)) == 0

@@ -1,0 +1,1 @@
+"""Measurements and checks of this machine. They use the library as a user does."""

@@ -1,0 +1,171 @@
+"""The ensemble of teachers: z̃ = Σ_i p_i ⊙ z_i, and the forward passes behind it.
+
+Axes: N cohorts, T samples, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cpfl import models
+from cpfl.distillation.aggregation import teacher_aggregation
+from cpfl.distillation.losses import distillation_loss
+from cpfl.distillation.weights import teacher_weights
+from cpfl.kernels import layers
+from cpfl.models import State
+from cpfl.settings import Distillation
+from cpfl.task.task import Task
+
+CHUNK = {"cuda": 4096}  # samples of a forward pass; on other devices few enough for a core's caches
+SMALL_CHUNK = 128
+BISECTIONS = 12  # to a thousandth
+MAX_CACHED = 2**30  # bytes of inputs that are kept for the next teacher instead of being made again
+
+TeacherStates = Callable[[], Iterable[State]]
+"""The teachers' models, one after the other: never all in memory."""
+
+Inputs = Callable[[slice], Tensor]
+"""The model inputs at these positions, made when they are needed."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The device of forward and backward passes, and the arithmetic there."""
+
+    device: torch.device
+    name: str
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """A context with this arithmetic."""
+        return models.arithmetic(self.device, self.name)
+
+
+def check_distillation(settings: Distillation, task: Task) -> None:
+    """Refuse weights, an aggregation or a loss that cannot be used, before anything is trained or written."""
+    teacher_weights(settings, task.label_counts, range(len(task.cohorts)))
+    distillation_loss(settings, teacher_aggregation(settings).probabilities)
+
+
+def to_device(module: nn.Module, task: Task, precision: Precision) -> nn.Module:
+    """The module on the device with the fastest layers; on a CPU, channels last is three times as fast."""
+    kernels = models.kernel_dtype(precision.device, precision.name)
+    if kernels is not None:
+        return layers.fit(module, kernels, alone=True).to(precision.device)
+    if precision.device.type == "cpu" and precision.name != "float64":
+        convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+        inputs = task.data.transform(torch.as_tensor(task.data.train.x[:2]))
+        for order in (torch.channels_last, torch.contiguous_format):
+            for part in convolutions:
+                part.to(memory_format=order)  # type: ignore[call-overload]
+            if models.takes(module, inputs):
+                break
+    return module.to(precision.device)
+
+
+class Chunks:
+    """Inputs in the pieces that a forward pass takes, cached where they are few."""
+
+    def __init__(self, count: int, inputs: Inputs, precision: Precision) -> None:
+        self.precision, size = precision, CHUNK.get(precision.device.type, SMALL_CHUNK)
+        self._parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+        self._inputs = inputs
+        self._cached: list[Tensor] | None = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self._cached is None:
+            cached, size = list[Tensor](), 0
+            for part in self._parts:
+                inputs = self._inputs(part)
+                size += inputs.nbytes
+                if size <= MAX_CACHED:
+                    cached.append(inputs)
+                yield inputs
+            self._cached = cached if size <= MAX_CACHED else []
+        elif self._cached:
+            yield from self._cached
+        else:
+            yield from map(self._inputs, self._parts)
+
+
+@torch.no_grad()
+def logits_of(module: nn.Module, inputs: Chunks) -> Tensor:
+    """A model's logits z on all these inputs, (T, C)."""
+    module.eval()
+    with inputs.precision.autocast():
+        return torch.cat([module(x).to(x.dtype) for x in inputs])
+
+
+class Ensemble:
+    """The teachers of some cohorts, and what they predict together."""
+
+    def __init__(
+        self,
+        task: Task,
+        cohorts: Sequence[int],
+        settings: Distillation,
+        precision: Precision,
+        weights_NC: NDArray[np.float64] | None = None,  # if they are known already
+    ) -> None:
+        self.precision, self.aggregation = precision, teacher_aggregation(settings)
+        self.weights_NC = teacher_weights(settings, task.label_counts, cohorts) if weights_NC is None else weights_NC
+        self.modules: list[nn.Module] = []
+        built: dict[int, nn.Module] = {}  # cohorts that train the same model share one module
+        for build in (task.for_cohort(cohort).build for cohort in cohorts):
+            if id(build) not in built:
+                module = models.fresh(build, task.experiment.seed, "init", task.data.transform.dtype)
+                built[id(build)] = to_device(module, task, precision)
+            self.modules.append(built[id(build)])
+
+    def terms(self, teachers: Iterable[State], inputs: Sequence[Chunks]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Teacher by teacher: its logits z_i on the first inputs, and its term p_i ⊙ z_i of the weighted sum.
+
+        Several inputs show the same samples; the mean of the outputs counts.
+        """
+        for module, state, weight_C in zip(self.modules, teachers, self.weights_NC, strict=True):
+            module.load_state_dict(state)
+            logits = [logits_of(module, each) for each in inputs]
+            output = torch.stack([self.aggregation.teacher_output(z) for z in logits]).mean(dim=0)
+            yield logits[0], output * torch.as_tensor(weight_C, dtype=output.dtype, device=output.device)
+
+    def __call__(self, teachers: Iterable[State], *inputs: Chunks) -> Tensor:
+        """The targets z̃ = Σ_i p_i ⊙ z_i, one teacher after the other: never N × T × C numbers at once."""
+        total: Tensor | None = None
+        for _, term in self.terms(teachers, inputs):
+            total = term if total is None else total + term
+        assert total is not None, "there is always a teacher"
+        return self.aggregation.targets(total)
+
+
+def sharpened(probabilities_TC: Tensor, temperature: float) -> Tensor:
+    """The same order of classes, surer of the first with a temperature below 1."""
+    tiny = torch.finfo(probabilities_TC.dtype).tiny
+    return torch.softmax(probabilities_TC.clamp_min(tiny).log() / temperature, dim=1)
+
+
+def fitting_temperature(probabilities_TC: Tensor, share: float) -> float:
+    """The temperature at which the mean entropy is this share of its maximum; 1 if it is below that already.
+
+    Teachers that differ leave flat averages, the flatter the more teachers there are. Their order of classes is good,
+    but a student learns little from targets that hardly differ.
+    """
+    goal = share * math.log(probabilities_TC.shape[1])
+
+    def entropy(temperature: float) -> float:
+        sharp = sharpened(probabilities_TC, temperature)
+        return -torch.xlogy(sharp, sharp).sum(dim=1).mean().item()
+
+    if entropy(1.0) <= goal:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if entropy(middle) > goal else (middle, high)
+    return high

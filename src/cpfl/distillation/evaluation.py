@@ -1,0 +1,145 @@
+"""Evaluation of all cohort models together, before anything is distilled: the metrics of the stopping rule `joint`.
+
+ensemble-accuracy  clients evaluate the ensemble that a student would learn from on their own validation samples
+public-agreement   no client and no label: how often the ensembles of two halves of the cohorts agree on public samples
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cpfl import models
+from cpfl.distillation.ensemble import Chunks, Ensemble, Precision
+from cpfl.errors import CpflError
+from cpfl.federation.selection.base import participants_per_round
+from cpfl.federation.stopping.joint import Cost, client_evaluation_cost, server_evaluation_cost
+from cpfl.models import State
+from cpfl.randomness import stream
+from cpfl.settings import Distillation
+from cpfl.task.task import Task
+
+MAX_PUBLIC = 10_000  # public samples that are evaluated: the sampling error is half a point
+DIVERGED = "the ensemble's prediction is no longer a number: lower federation.lr or the server's learning rate"
+
+
+@dataclass(frozen=True)
+class Score:
+    """The result of an evaluation: accuracy (or agreement) in per cent, and a loss where there are labels."""
+
+    accuracy: float
+    loss: float | None
+
+
+class Evaluator:
+    """Evaluates all cohort models together."""
+
+    def __init__(self, task: Task, settings: Distillation, device: torch.device) -> None:
+        self._task, self._settings = task, settings
+        models.choose_arithmetic(task.experiment.precision)  # the driver of a cluster has no engine that did
+        self._precision = Precision(device, task.experiment.precision)
+
+    def evaluate(self, teachers: Sequence[State]) -> Score:
+        """Score the current models of all cohorts, in their order."""
+        raise NotImplementedError
+
+    def cost(self) -> Cost:
+        """What one evaluation costs, always the same."""
+        raise NotImplementedError
+
+    def _ensemble(self, cohorts: Sequence[int]) -> Ensemble:
+        return Ensemble(self._task, cohorts, self._settings, self._precision)
+
+    def _targets(self, ensemble: Ensemble, teachers: Iterable[State], inputs: Chunks) -> Tensor:
+        with models.threads_for(self._task.start):
+            found_TC = ensemble(teachers, inputs)
+        if not torch.isfinite(found_TC).all():  # rounds in which nobody validates may have hidden it until now
+            raise CpflError(DIVERGED)
+        return found_TC
+
+
+class EnsembleAccuracy(Evaluator):
+    """Accuracy and loss of the ensemble on clients' validation samples, every sample with the same weight."""
+
+    def __init__(self, task: Task, settings: Distillation, device: torch.device) -> None:
+        super().__init__(task, settings, device)
+        data, experiment = task.data, task.experiment
+        assert data.train.y is not None
+        self._all = self._ensemble(range(len(task.cohorts)))
+        able = np.flatnonzero(data.clients.validation_sizes)
+        count = max(1, math.ceil(experiment.stopping.client_fraction * len(able) - 1e-9))
+        self._clients = np.sort(stream(experiment.seed, "asked").permutation(able)[:count])
+        held, owner = data.clients.held_out()
+        rows = held[np.isin(owner, self._clients)]
+        x = torch.as_tensor(data.train.x[rows]).to(device)
+        self._y = torch.as_tensor(data.train.y[rows]).to(device)
+        self._inputs = Chunks(len(rows), lambda part: data.transform(x[part]), self._precision)
+
+    def evaluate(self, teachers: Sequence[State]) -> Score:
+        """On clean images, whatever the clients' rounds see."""
+        targets_TC = self._targets(self._all, teachers, self._inputs)
+        right = targets_TC.argmax(dim=1).eq(self._y).double().mean().item()
+        log_probabilities_TC = self._all.aggregation.log_probabilities(targets_TC)
+        return Score(100 * right, functional.nll_loss(log_probabilities_TC, self._y).item())
+
+    def cost(self) -> Cost:
+        """All models to the evaluating clients by way of the global server, and their forward passes."""
+        task, clients, n = self._task, self._clients, len(self._task.cohorts)
+        bytes_N = [task.for_cohort(cohort).model_bytes for cohort in range(n)]
+        own = np.zeros(task.experiment.clients, np.int64)  # what a client has already
+        for size, members in zip(bytes_N, task.cohorts, strict=True):
+            if self._has_model(len(members)):
+                own[np.asarray(members)] = size
+        samples = task.data.clients.validation_sizes[clients]
+        down = client_evaluation_cost(task.fleet, clients, samples, n, sum(bytes_N) - own[clients])
+        up = server_evaluation_cost(sum(bytes_N) if n > 1 else 0)
+        return Cost(down.seconds, down.cpu_seconds, up.bytes + down.bytes)
+
+    def _has_model(self, members: int) -> bool:
+        """Whether a cohort's clients have the model that is evaluated. One that trains alone has it; the others have
+        the newest one if all took part in the round, because they validate it, but never a moving average."""
+        experiment = self._task.experiment
+        everybody = participants_per_round(experiment.federation, members) == members
+        return members == 1 or (everybody and experiment.stopping.keep != "ema")
+
+
+class PublicAgreement(Evaluator):
+    """How often the ensembles of the even and of the odd cohorts predict the same class for a public sample.
+
+    The halves have learnt from different clients: where they are unsure, they differ. So their agreement rises with
+    their accuracy on the samples that the student will see; but an error that both make counts as right.
+    """
+
+    def __init__(self, task: Task, settings: Distillation, device: torch.device) -> None:
+        super().__init__(task, settings, device)
+        data = task.data
+        self._halves = [range(first, len(task.cohorts), 2) for first in (0, 1)]
+        self._ensembles = [self._ensemble(half) for half in self._halves]
+        count = min(MAX_PUBLIC, len(data.public))
+        rows = np.arange(count) * len(data.public) // count  # spread evenly: sets may be sorted
+        x = torch.as_tensor(data.public.x[rows]).to(device)
+        self._inputs = Chunks(count, lambda part: data.public_transform(x[part], None), self._precision)
+
+    def evaluate(self, teachers: Sequence[State]) -> Score:
+        """On one plain view of each sample."""
+        even, odd = (
+            self._targets(ensemble, (teachers[i] for i in half), self._inputs).argmax(dim=1)
+            for ensemble, half in zip(self._ensembles, self._halves, strict=True)
+        )
+        return Score(100 * even.eq(odd).double().mean().item(), None)
+
+    def cost(self) -> Cost:
+        """Every cohort's model to the global server."""
+        return server_evaluation_cost(sum(self._task.for_cohort(i).model_bytes for i in range(len(self._task.cohorts))))
+
+
+EVALUATORS: dict[str, type[Evaluator]] = {
+    "ensemble-accuracy": EnsembleAccuracy,
+    "public-agreement": PublicAgreement,
+}

@@ -1,0 +1,120 @@
+"""The global model in formats for other programs: safetensors, ONNX, and a JSON file that describes its input."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpfl import models
+from cpfl.errors import CpflError, ModelError, RunFolderError
+from cpfl.runs import files
+from cpfl.runs.folder import RunFolder, load_state
+from cpfl.settings import GIVEN, Experiment, Model
+from cpfl.task.task import UserModel, user_model_factory
+
+
+class Deployed(nn.Module):
+    """The global model with its normalisation: takes pixel values from 0 to 1, or a table's numbers as they are."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, experiment: Experiment, dimensions: int) -> None:
+        super().__init__()
+        self.model = model
+        axes = (-1, *([1] * (dimensions - 1)))
+        self.register_buffer("mean", torch.tensor(experiment.data.mean or (0.0,)).view(axes))
+        self.register_buffer("std", torch.tensor(experiment.data.std or (1.0,)).view(axes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch."""
+        return self.model((x - self.mean) / self.std)  # type: ignore[no-any-return]
+
+
+def load_global(path: Path, model: UserModel | None = None, distillation: str = "") -> tuple[Deployed, dict[str, Any]]:
+    """A run's global model, ready to use, and run.json. A model given to `cpfl.run` must be given again."""
+    folder = RunFolder.open(path)
+    experiment, about = folder.experiment(), folder.about()
+    source = folder.path / "distillations" / Path(distillation).name if distillation else folder.path
+    if distillation and not (source / "summary.json").is_file():
+        known = ", ".join(sorted(p.parent.name for p in folder.path.glob("distillations/*/summary.json"))) or "none"
+        raise RunFolderError(f"{path} has no distillation called {distillation!r}; it has: {known}")
+    if not (source / "summary.json").is_file():
+        raise RunFolderError(f"{source} has no global model: the run is unfinished; cpfl resume it")
+    summary = files.read_json(source / "summary.json")
+    student = summary["distillation"]["student"] if distillation else experiment.distillation.student
+    shape = tuple(about["shape"])
+    # A single teacher is the result itself, whatever the student's model.
+    alone = str(summary["teachers"][0]) if len(summary["teachers"]) == 1 else ""
+    settings = Model(name=student) if student and not alone else experiment.model
+    if own := experiment.model.by_cohort.get(alone):
+        settings = models.named(experiment.model, own)
+    if model is None and settings.name == GIVEN:
+        raise ModelError(f"{path} was run with a model given in Python: export or load it from Python with model=…")
+    build = models.factory(settings, shape, about["classes"]) if model is None else user_model_factory(model)
+    module = build()
+    try:
+        module.load_state_dict(load_state(source / "models" / "global.safetensors"))
+    except RuntimeError as error:
+        raise ModelError(f"the model does not fit the run's: {str(error).splitlines()[0]}") from None
+    return Deployed(module.float(), experiment, len(shape)).eval(), about
+
+
+def export(
+    path: str | Path,
+    out: str | Path | None = None,
+    *,
+    model: UserModel | None = None,
+    distillation: str = "",
+    onnx: bool = True,
+) -> list[Path]:
+    """Write model.safetensors, model.json and model.onnx to a folder, and return their paths."""
+    module, about = load_global(Path(path), model, distillation)
+    where = Path(out) if out is not None else Path(path) / "export"
+    if onnx and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
+        raise CpflError("ONNX needs two more packages: pip install 'cpfl[onnx]', or set onnx = False")
+    with files.explained(where):
+        where.mkdir(parents=True, exist_ok=True)
+    state = {name: value.detach().clone() for name, value in module.model.state_dict().items()}
+    files.save_tensors(where / "model.safetensors", state, {"classes": about["classes"]})
+    facts = {
+        "shape": about["shape"],
+        "classes": about["classes"],
+        "class_names": about.get("class_names"),
+        "mean": module.mean.flatten().tolist(),
+        "std": module.std.flatten().tolist(),
+        "input": "float32 (batch, …shape); pixel values in 0…1; the ONNX model normalises by itself",
+        "output": "logits (batch, classes)",
+        "run": Path(path).name,
+    }
+    files.write_json(where / "model.json", facts)
+    if onnx:
+        _write_onnx(module, tuple(about["shape"]), where / "model.onnx")
+    return [where / f"model.{kind}" for kind in ("json", *(["onnx"] if onnx else []), "safetensors")]
+
+
+def _write_onnx(module: Deployed, shape: tuple[int, ...], path: Path) -> None:
+    example = torch.zeros(2, *shape)
+    batch = torch.export.Dim("batch")
+    quiet = logging.getLogger("torch.onnx")
+    level = quiet.level
+    with warnings.catch_warnings():  # the exporter's deprecations are not the user's
+        warnings.simplefilter("ignore")
+        quiet.setLevel(logging.ERROR)
+        try:
+            program = torch.onnx.export(
+                module, (example,), dynamo=True, verbose=False, dynamic_shapes={"x": {0: batch}},
+                input_names=["x"], output_names=["logits"],
+            )  # fmt: skip
+        except Exception as error:
+            raise ModelError(f"the model cannot be written as ONNX: {str(error).splitlines()[0]}") from None
+        finally:
+            quiet.setLevel(level)
+    assert program is not None
+    files.write_atomic(path, program.model_proto.SerializeToString())

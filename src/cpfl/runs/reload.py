@@ -1,0 +1,103 @@
+"""Between a run folder and its task: what run.json says of a task, and the same task again for resuming."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cpfl.data.federated import Given
+from cpfl.errors import ModelError, RunFolderError, SettingError
+from cpfl.models import State
+from cpfl.presets.published import published
+from cpfl.privacy import label_counts
+from cpfl.runs import files
+from cpfl.runs.folder import RunFolder, load_state
+from cpfl.settings import GIVEN, Experiment, experiment_file
+from cpfl.task.assignment import reveals
+from cpfl.task.loading import Notify, class_names, load_task
+from cpfl.task.task import Task, UserModel
+
+
+def describe(task: Task, data: str | Path | None) -> dict[str, Any]:
+    """What run.json says beside versions."""
+    sets = {"train": task.data.train, "test": task.data.test, "public": task.data.public}
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "data_folder": None if data is None else str(Path(data).absolute()),
+        "shape": list(task.data.train.shape),
+        "classes": task.data.classes,
+        "class_names": class_names(task, data),
+        "model_bytes": task.model_bytes,
+        "cohort_model_bytes": {str(cohort): own.model_bytes for cohort, own in task.cohort_models.items()},
+        "samples": {name: len(samples) for name, samples in sets.items()},
+        "fingerprint": task.fingerprint(),
+        "cohorts": task.cohorts,
+        "assignment_reveals": reveals(task.experiment.assignment),
+        "label_counts": label_counts.to_rows(task.label_counts),
+        "published": published(task.experiment),  # a report reads folders only
+    }
+
+
+def save_initial_models(folder: RunFolder, task: Task) -> None:
+    """The models that cohorts start from, unless they are there."""
+    starts = {folder.own_start(cohort): own.start for cohort, own in task.cohort_models.items()}
+    for path, state in {folder.model("start"): task.start, **starts}.items():
+        if not path.is_file():
+            files.save_tensors(path, state, {"round": 0, "clock": 0.0})
+
+
+def reload_task(
+    folder: RunFolder,
+    data: str | Path | None,
+    model: UserModel | None,
+    given: Given,
+    notify: Notify,
+    student: str | None = None,
+    other_public: bool = False,  # the public set may differ from the run's
+) -> Task:
+    """The task of a run folder, which must be the one that the run started with."""
+    experiment, about = folder.experiment(), folder.about()
+    for key, name, value in (
+        ("model", experiment.model.name, model),
+        ("train", experiment.data.train, given.train),
+        ("public", experiment.data.public, given.public),
+    ):
+        if name == GIVEN and value is None:
+            raise RunFolderError(
+                f"{folder.path} was started from Python with its own {key}: continue from Python and give {key} again"
+            )
+    if student is not None:
+        experiment = experiment_file.with_settings(experiment, {"distillation.student": student})
+    task = load_task(experiment, data or about["data_folder"], model, given, notify, about["cohorts"])
+    own = {
+        cohort: replace(one, start=_stored(folder, folder.own_start(cohort), one.start))
+        for cohort, one in task.cohort_models.items()
+    }
+    task = replace(task, start=_stored(folder, folder.model("start"), task.start), cohort_models=own)
+    if about["label_counts"]:  # what the clients reported then, which they do once
+        task = replace(task, label_counts=label_counts.from_rows(about["label_counts"], task.data.classes))
+    found = task.fingerprint()
+    for name, digest in about["fingerprint"].items():
+        if digest != found[name] and not (other_public and name == "public"):
+            raise RunFolderError(f"the {name} data are not those that {folder.path} started with: checksums differ")
+    return task
+
+
+def _stored(folder: RunFolder, path: Path, start: State) -> State:
+    """The initial model that was saved: a user's model need not start from the same weights twice."""
+    if not path.is_file():
+        return start
+    stored = load_state(path)
+    if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in start.items()}:
+        raise ModelError(f"the model is not the one that {folder.path} started with: their parameters differ")
+    return {name: stored[name] for name in start}  # in the model's order
+
+
+def check_snapshots(experiment: Experiment) -> None:
+    """Refuse a run that could never be distilled, before it trains."""
+    wanted = experiment.distillation
+    if (wanted.at or wanted.quorum < 1) and wanted.unfinished == "latest" and not experiment.snapshots:
+        key = f"at = {wanted.at!r}" if wanted.at else f"quorum = {wanted.quorum}"
+        raise SettingError(f"distillation.{key} needs snapshots of unfinished cohorts: set snapshots=5h or '50 rounds'")

@@ -1,0 +1,144 @@
+"""Writes a run while it trains: records, snapshots, teachers, checkpoints.
+
+The training thread only hands over the results of a round; another thread writes them, several rounds at a time, so
+that training never waits for a disk. A kill costs nothing more: resume truncates the records to the last checkpoint
+anyway, and rounds are written in their order. With `checkpoint_seconds` = 0 a round is on disk when it is closed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cpfl.federation.session import ClosedRound, Session
+from cpfl.models import State
+from cpfl.runs import checkpoint, files, records
+from cpfl.runs.checkpoint import Checkpoint
+from cpfl.runs.folder import RunFolder
+
+PAUSE = 0.25  # seconds between writes: readers are at most so far behind
+MAX_QUEUED = 256  # models that may wait for a slow disk before training does: they hold memory
+RARE = ("excluded", "repeats", "stale", "wasted_cpu_seconds", "wasted_bytes")  # left out of records where they are 0
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The results of one round, in host memory."""
+
+    cohort: int
+    record: Mapping[str, Any]
+    models: Sequence[tuple[Path, State, Mapping[str, Any]]]
+    checkpoint: Checkpoint | None
+
+
+class RunWriter:
+    """Takes every closed round; after a kill, resume continues from what it wrote."""
+
+    def __init__(self, folder: RunFolder, seconds: float, spent: float = 0.0) -> None:
+        """A checkpoint every so many `seconds`; `spent` is the training time of earlier sittings of the run."""
+        self._folder, self._seconds = folder, seconds
+        self._began = time.monotonic() - spent
+        self._saved: dict[int, float] = {}
+        self._queue: list[_Round] = []
+        self._models = 0  # in the queue or being written
+        self._error: BaseException | None = None
+        self._ending = threading.Event()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None  # started with the first round: engines may fork before it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if error is None:  # else the first error is the one to report
+                raise
+
+    def write(self, session: Session, closed: ClosedRound) -> None:
+        """Take the results of this round; errors in writing earlier rounds are raised here."""
+        now = time.monotonic()
+        due = now - self._saved.setdefault(session.cohort, now if self._seconds else 0.0) >= self._seconds
+        models: list[tuple[Path, State, Mapping[str, Any]]] = []
+        if closed.snapshots or session.stopped:
+            models = self._models_of(session, closed)
+        state = None
+        if due or session.stopped:
+            state = checkpoint.capture(session, now - self._began)
+            self._saved[session.cohort] = now
+        record = {key: value for key, value in vars(closed.record).items() if value or key not in RARE}
+        item = _Round(session.cohort, record, models, state)
+        if not self._seconds:
+            self._write([item])
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="run-writer", daemon=True)
+            self._thread.start()
+        with self._changed:
+            while self._models + len(models) > MAX_QUEUED and self._models and self._error is None:
+                self._changed.wait()
+            if self._error is not None:
+                raise self._error
+            self._queue.append(item)
+            self._models += len(models)
+
+    def close(self) -> None:
+        """Write all that is left."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _models_of(self, session: Session, closed: ClosedRound) -> list[tuple[Path, State, Mapping[str, Any]]]:
+        models: list[tuple[Path, State, Mapping[str, Any]]] = []
+        for snapshot in closed.snapshots:
+            path = self._folder.snapshot(snapshot.cohort, snapshot.round)
+            models.append((path, files.on_host(snapshot.model), {"round": snapshot.round, "clock": snapshot.clock}))
+        if session.stopped:
+            numbers = {"cohort": session.cohort, "round": session.round, "best_round": session.best_round}
+            models.append((self._folder.teacher(session.cohort), files.on_host(session.teacher()), numbers))
+        return models
+
+    def _work(self) -> None:
+        try:
+            while not self._ending.wait(PAUSE):
+                self._drain()
+            self._drain()
+        except BaseException as error:  # the training thread raises it, whatever it is
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _drain(self) -> None:
+        with self._changed:
+            taken, self._queue = self._queue, []
+        if taken:
+            self._write(taken)
+        with self._changed:
+            self._models -= sum(len(item.models) for item in taken)
+            self._changed.notify_all()
+
+    def _write(self, rounds: Sequence[_Round]) -> None:
+        """First the models, then the records that mention them, and last the checkpoints, which confirm both."""
+        for item in rounds:
+            for path, model, numbers in item.models:
+                files.save_tensors(path, model, numbers)
+        by_cohort: dict[int, list[_Round]] = {}
+        for item in rounds:
+            by_cohort.setdefault(item.cohort, []).append(item)
+        checkpoints: list[tuple[Checkpoint, int]] = []
+        for cohort, group in by_cohort.items():
+            sizes = records.append(self._folder.rounds(cohort), *(item.record for item in group))
+            states = [(item.checkpoint, size) for item, size in zip(group, sizes, strict=True) if item.checkpoint]
+            checkpoints += states[-1:]  # of several, the newest
+        if checkpoints:
+            checkpoint.save(self._folder, checkpoints)

@@ -1,0 +1,153 @@
+"""Run a sweep: check all runs first, then make those that are missing. A run that fails does not end the others."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cpfl import trackers
+from cpfl.api import Run
+from cpfl.engines.create import check_engine, torch_device
+from cpfl.engines.ray.config import resolve_cluster
+from cpfl.engines.workers.pool import cores
+from cpfl.errors import RunFolderError, SettingError, SweepError
+from cpfl.runs.folder import RunFolder
+from cpfl.runs.reload import check_snapshots
+from cpfl.settings import GIVEN, Experiment, experiment_file
+from cpfl.sweep.grid import SweepGrid, default_folder, value_of
+from cpfl.sweep.processes import run_in_processes, run_or_resume
+from cpfl.sweep.progress import SweepCallback
+from cpfl.task.loading import absolute, given_arrays, load_task
+
+PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public": "public"}
+
+
+def sweep(
+    experiment: str | Path | Experiment,
+    *,
+    cohorts: Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
+    over: Mapping[str, Sequence[Any]] | None = None,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    on_run: Callable[[Run], None] = lambda run: None,
+    callback: SweepCallback | None = None,
+    **common: Any,
+) -> list[Run]:
+    """Run every combination of n, seeds and the values of `over`, such as {"data.alpha": [0.1, 1]}.
+
+    Parameters
+    ----------
+    experiment
+        A preset, a TOML file or an Experiment; or the folder of a sweep, to resume it.
+    out
+        The folder of all runs. Finished runs in it are kept, interrupted ones are resumed.
+    jobs
+        Runs at the same time, one process each.
+    common
+        Arguments of `cpfl.run`, for all runs.
+
+    Returns
+    -------
+    The finished runs. If some fail, the others are finished first; then a SweepError holds both.
+    """
+    callback = callback or SweepCallback()
+    if jobs < 1:
+        raise SettingError(f"jobs = {jobs} is not allowed: 1 or more")
+    given = {key: GIVEN for key, argument in PYTHON_ARGUMENTS.items() if common.get(argument) is not None}
+    is_name = isinstance(experiment, Experiment) or str(experiment) in experiment_file.presets()
+    stored = None if is_name else SweepGrid.read(Path(str(experiment)))
+    if stored is not None:
+        if cohorts is not None or seeds is not None or over or settings or out is not None:
+            raise SettingError(f"{experiment} is a sweep: resuming it takes no other settings")
+        folder, grid = Path(str(experiment)), stored
+        for key, argument in PYTHON_ARGUMENTS.items():
+            if value_of(grid.base.model_dump(), key) == GIVEN and key not in given:
+                raise RunFolderError(f"{folder} was started from Python with {argument} = …: resume it with that, too")
+        common = {"engine": grid.engine, "data": grid.data} | {k: v for k, v in common.items() if v not in ("", None)}
+    else:
+        base = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
+        base = absolute(experiment_file.with_settings(base, {**(settings or {}), **given}, strict=False))
+        folder = Path(out) if out is not None else default_folder(base)
+        grid = SweepGrid.from_values(base, cohorts, seeds, over or {}, settings)
+    if common.get("data") is not None:
+        common["data"] = str(Path(common["data"]).expanduser().absolute())  # runs may start in another folder
+    grid = replace(grid, engine=common.get("engine", "auto"), data=common.get("data"))
+    if grid.engine == "ray" and jobs > 1:
+        raise SettingError(f"jobs = {jobs} is for runs on this machine: with engine = 'ray', set workers")
+    common["cluster"] = resolve_cluster(common.get("cluster"), common.get("device", "auto"))
+    finished = _check(grid, folder, common, callback.on_message)
+    failed: dict[Path, Exception] = {}
+
+    def end(name: str, error: Exception | None) -> None:
+        if error is None:
+            callback.on_run(Run(folder / name))
+            on_run(Run(folder / name))
+        else:
+            failed[folder / name] = error
+            callback.on_failure(folder / name, error)
+
+    with contextlib.ExitStack() as stack:
+        scheduler = None
+        if grid.engine == "ray":
+            from cpfl.sweep.on_ray import ClusterScheduler  # Ray is optional
+
+            scheduler = ClusterScheduler(common["cluster"], folder, common.get("data"), common.get("workers", 0))
+            stack.callback(scheduler.close)
+        grid.merged(folder).write(folder)
+        callback.on_start(grid, finished)
+        for name in finished:
+            end(name, None)
+        if not common.get("workers"):  # runs at the same time share the cores
+            common["workers"] = max(1, cores() // jobs)
+        work = {name: (grid.experiment(name), folder / name) for name in grid.runs if name not in finished}
+        if scheduler is not None:
+            scheduler.run(work, common, callback, end)
+        elif jobs > 1 and len(work) > 1:
+            run_in_processes(work, min(jobs, len(work)), common, callback, end)
+        else:
+            for name, (variant, path) in work.items():
+                error = None
+                try:
+                    run_or_resume(variant, path, callback.on_progress, **common)
+                except Exception as caught:  # whatever it is, the other runs continue
+                    error = caught
+                end(name, error)
+    runs = [Run(folder / name) for name in grid.runs if folder / name not in failed]
+    if failed:
+        raise SweepError(len(grid.runs), runs, failed)
+    return runs
+
+
+def _check(grid: SweepGrid, folder: Path, common: Mapping[str, Any], notify: Callable[[str], None]) -> list[str]:
+    """Find mistakes in any of the runs before the first one starts; the names of the finished runs."""
+    if (folder / "run.json").is_file():
+        raise RunFolderError(f"{folder} is a run, not a sweep: choose another folder")
+    check_engine(common.get("engine", "auto"), 0, common["cluster"])
+    torch_device(common.get("device", "auto"), common.get("engine", "auto"))
+    trackers.check(common.get("track", ()))
+    finished = []
+    for name in grid.runs:
+        path = folder / name
+        if not (path / "run.json").is_file():
+            RunFolder.check_free(path)
+            continue
+        run = RunFolder.open(path)
+        if run.experiment() != grid.experiment(name):
+            raise RunFolderError(f"{path} holds a run with other settings: choose another folder")
+        if run.summary() is not None:
+            finished.append(name)
+    grid.merged(folder)
+    # Data and models are tried once for each combination of other settings: n and the seed do not change them.
+    missing = [name for name in grid.runs if name not in finished]
+    given = given_arrays(*(common.get(key) for key in ("train", "test", "public")))
+    for _, names in itertools.groupby(missing, key=grid.varied):
+        variant = grid.experiment(next(names))
+        check_snapshots(variant)
+        load_task(variant, common.get("data"), common.get("model"), given, notify)
+    return finished

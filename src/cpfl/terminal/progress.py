@@ -1,0 +1,158 @@
+"""How far a run has come and how long it may still take, counted in constant time per round."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cpfl.federation.session import ClosedRound, Session
+from cpfl.settings import Experiment
+from cpfl.terminal.live import Curve
+
+WINDOW = 60.0  # seconds over which throughput is measured: it changes when cohorts stop
+FEWEST = 4  # measurements that are kept although they are older: rounds may be long
+ALIKE = 1.2  # bounds this close are one estimate
+Bounds = tuple[float, float] | None  # seconds, at the least and at the most; None: not known yet
+
+
+class RoundsLeft(NamedTuple):
+    """Rounds that a cohort still trains, at the least and at the most."""
+
+    least: int
+    most: int
+
+
+def rounds_left(
+    experiment: Experiment, done: int, clock: float, cpu_seconds: float, cpu_budget: float, best_round: int
+) -> RoundsLeft:
+    """The rounds until a cohort may stop, and until it must, by its stopping rule, hours and CPU budget."""
+    stopping = experiment.stopping
+    most = float(experiment.max_rounds - done)
+    if stopping.rule == "rounds":
+        most = min(most, stopping.rounds - done)
+    for limit, spent in ((stopping.max_hours * 3600 or math.inf, clock), (cpu_budget, cpu_seconds)):
+        if spent:
+            most = min(most, (limit - spent) / (spent / done))
+    least = most = max(most, 1)
+    if stopping.rule == "plateau":
+        least = min(most, max(1, best_round + stopping.patience - done))
+    if stopping.rule == "joint":
+        least = min(most, stopping.eval_interval - done % stopping.eval_interval)
+    return RoundsLeft(math.floor(least), math.ceil(most))
+
+
+class Throughput:
+    """A growing count and the moments at which it grew."""
+
+    def __init__(self, began: float | None = None) -> None:
+        self._ticks: deque[tuple[float, int]] = deque([] if began is None else [(began, 0)])
+
+    def tick(self, now: float, count: int) -> None:
+        """The count at this moment."""
+        ticks = self._ticks
+        if ticks and count < ticks[-1][1]:  # the run was resumed from an earlier round
+            ticks.clear()
+        if count > (ticks[-1][1] if ticks else 0):
+            ticks.append((now, count))
+        while len(ticks) > FEWEST and now - ticks[1][0] > WINDOW:
+            ticks.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Counts per second, lately; 0: not known yet."""
+        if len(self._ticks) < 2:
+            return 0.0
+        (then, before), (now, after) = self._ticks[0], self._ticks[-1]
+        return (after - before) / (now - then) if now > then else 0.0
+
+
+class Cohort:
+    """One cohort's line on the screen."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.began_at = session.round
+        self.samples = 0  # of its last round
+        self.average: float | None = None  # of the validation loss; the training loss where no client validates
+        self.curve = Curve()
+
+
+class ProgressEstimate:
+    """A run in progress."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self.cohorts: list[Cohort] = []
+        self.rounds = self.samples = self.stopped = 0
+        self.clock = 0.0
+        self.began = time.monotonic()
+        self._throughput = Throughput()
+
+    def start(self, sessions: Sequence[Session]) -> None:
+        """Count the rounds that were trained before."""
+        self.cohorts = [Cohort(session) for session in sessions]
+        self.rounds = sum(session.round for session in sessions)
+        self.stopped = sum(bool(session.stopped) for session in sessions)
+        self.clock = max((session.clock for session in sessions), default=0.0)
+        self.began = time.monotonic()
+        self._throughput = Throughput(self.began)
+
+    def add(self, session: Session, closed: ClosedRound) -> None:
+        """Count one more round."""
+        cohort, record = self.cohorts[session.cohort], closed.record
+        cohort.average = record.loss if record.moving_average is None else record.moving_average
+        cohort.curve.add(cohort.average)
+        cohort.samples = record.samples
+        self.rounds += 1
+        self.samples += record.samples
+        self.clock = max(self.clock, session.clock)
+        self.stopped += bool(session.stopped)
+
+    def samples_per_second(self) -> float:
+        """Since this process started or resumed the run."""
+        return self.samples / max(time.monotonic() - self.began, 1e-9)
+
+    def seconds_left(self) -> Bounds:
+        """Real seconds of training left.
+
+        At the least, every cohort stops as soon as it may, at the throughput of all in samples a second. At the most,
+        one cohort trains as long as it can, no faster than until now although others will have stopped.
+        """
+        self._throughput.tick(time.monotonic(), self.samples)
+        rate, elapsed = self._throughput.rate, time.monotonic() - self.began
+        training = [cohort for cohort in self.cohorts if not cohort.session.stopped]
+        if not rate or not training or not all(cohort.samples for cohort in training):
+            return None
+        least = most = 0.0
+        for cohort in training:
+            left = self.rounds_left(cohort.session)
+            least += left.least * cohort.samples / rate
+            most = max(most, left.most * elapsed / (cohort.session.round - cohort.began_at))
+        return min(least, most), most
+
+    def rounds_left(self, session: Session) -> RoundsLeft:
+        """The rounds until this cohort may stop, and until it must."""
+        s = session
+        return rounds_left(self._experiment, s.round, s.clock, s.cpu_seconds, s.cpu_budget, s.best_round)
+
+
+def time_left(bounds: Bounds) -> str:
+    """A remaining time, no more exact than it is known."""
+    if bounds is None:
+        return ""
+    least, most = bounds
+    if most <= ALIKE * least or most < 1:
+        return f"about {duration(most)} left"
+    return f"{duration(least)} to at most {duration(most)} left"
+
+
+def duration(seconds: float) -> str:
+    """A duration in two digits."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            value = seconds / size
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "min" else f"{value:.1f} {unit}"
+    return f"{max(seconds, 1):.0f} s"
