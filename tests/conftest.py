@@ -1,4 +1,4 @@
-"""What every test stands on: a cache of its own, one thread, and the program as a user calls it."""
+"""Fixtures of all tests: a cache of its own, one thread, and the program as a user calls it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import hypothesis
 import pytest
 import torch
 
-# A shell that starts the tests in the background hands an ignored Ctrl-C on; some tests send one to what they start.
+# A shell that starts the tests in the background makes them ignore Ctrl-C; some tests send one to their processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with warnings.catch_warnings():  # typer takes names from click that click 8.4 calls deprecated
@@ -30,7 +30,7 @@ with warnings.catch_warnings():  # typer takes names from click that click 8.4 c
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for what they start
 
-# What is drawn is judged, not how long it takes: a machine that stalls for a moment is no finding.
+# Examples are tested, not their duration: a machine that stalls for a moment is no failure.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
@@ -41,14 +41,14 @@ LONG = (
     "runs/test_kill.py",
     "deploy/test_faults.py",
     "test_docs.py",
-    "test_own_files.py",
+    "test_user_files.py",
     "deploy/test_commands.py",
     "runs/test_joint_runs.py",
     "runs/test_sweep_kill.py",
-    "board/test_live_page.py",
+    "dashboard/test_live_page.py",
     "test_real_data.py",
-    "board/test_board_server.py",
-    "runs/test_keeper.py",
+    "dashboard/test_dashboard_server.py",
+    "runs/test_writer.py",
     "deploy/test_deployed.py",
     "engines/test_workers.py",
     "runs/test_determinism.py",
@@ -58,15 +58,15 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Clusters and long files come first: begun last, one would go on alone while another worker had nothing to do."""
-    place = {f"tests/{name}": number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: -1 if shared(item.nodeid) == CLUSTER else place.get(shared(item.nodeid), len(place)))
+    """Clusters and long files come first: started last, one would run alone while the other workers are idle."""
+    order = {f"tests/{name}": number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: -1 if shared(item.nodeid) == CLUSTER else order.get(shared(item.nodeid), len(order)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker takes whole files, for what their tests share, and one takes all that share the cluster. (xdist's own
-    groups, by marks, are not heeded with pytest 9.2.)"""
+    """A worker takes whole files, because their tests share fixtures, and one worker takes all tests of the cluster.
+    (xdist's own groups, by marks, do not work with pytest 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class Files(LoadScopeScheduling):
@@ -83,7 +83,7 @@ def shared(nodeid: str) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command left behind: its output, its complaint, its exit code."""
+    """The result of a command: its output, its errors, its exit code."""
 
     out: str
     err: str
@@ -95,7 +95,7 @@ class Answer:
         return json.loads(self.out)
 
     def good(self) -> Answer:
-        """Itself, if the command went well."""
+        """Itself, if the command succeeded."""
         assert self.code == 0, f"exit code {self.code}\n{self.err}\n{self.out}"
         return self
 
@@ -161,43 +161,38 @@ def cpfl_process(tmp_path: Path) -> Command:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of the digits with a model of every second round kept; copy it before changing it."""
+    """A finished run of digits with a snapshot of every second round; copy it before changing it."""
     folder = tmp_path_factory.mktemp("finished")
     call("run", "digits", *QUICK, "--set", "snapshots=2 rounds", "--out", "run", cwd=folder).good()
     return folder / "run"
 
 
-class Interrupter:
-    """A watcher that ends a run after so many rounds of all cohorts together."""
+class Interrupter(cpfl.Callback):
+    """Ends a run with an exception after so many rounds of all cohorts together."""
 
     class Enough(Exception):
-        """In place of a kill."""
+        """Takes the place of a kill."""
 
     def __init__(self, rounds: int) -> None:
         self.left = rounds
-
-    def on_start(self, sessions: object) -> None: ...
 
     def on_round(self, session: object, closed: object) -> None:
         self.left -= 1
         if self.left == 0:
             raise self.Enough
 
-    def on_epoch(self, record: object) -> None: ...
-    def on_note(self, text: str) -> None: ...
-
 
 @pytest.fixture
 def interrupter() -> type[Interrupter]:
-    """For a test's own unfinished run."""
+    """For unfinished runs with settings of the test's own."""
     return Interrupter
 
 
 @pytest.fixture(scope="session")
 def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of `finished`, killed when it had gone a part of its way; copy it before changing it."""
+    """The run of `finished`, interrupted in the middle of training; copy it before changing it."""
     path = tmp_path_factory.mktemp("unfinished") / "run"
     settings = {"max_rounds": 5, "distillation.epochs": 2, "snapshots": "2 rounds", "checkpoint_seconds": 0}
     with pytest.raises(Interrupter.Enough):
-        cpfl.run("digits", out=path, settings=settings, watcher=Interrupter(12))
+        cpfl.run("digits", out=path, settings=settings, callback=Interrupter(12))
     return path

@@ -1,4 +1,4 @@
-"""Pieces of README and docs that can be run, and where."""
+"""The blocks of code in README and docs, and the notes that say which test runs them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def blocks(page: Path) -> list[re.Match[str]]:
     return list(FENCE.finditer(page.read_text()))
 
 
-def noted(page: str, place: str) -> list[list[str]]:
-    """The commands of a page that this place runs, as their notes say; each as its words after `cpfl`."""
-    texts = [block["text"] for block in blocks(ROOT / "docs" / page) if place in (block["note"] or "")]
+def noted(page: str, test: str) -> list[list[str]]:
+    """The commands of a page whose note names this test; each as its words after `cpfl`."""
+    texts = [block["text"] for block in blocks(ROOT / "docs" / page) if test in (block["note"] or "")]
     commands = [shlex.split(line) for text in texts for line in text.splitlines()]
     assert all(words[0] == "cpfl" for words in commands)
     return [words[1:] for words in commands]

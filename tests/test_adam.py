@@ -1,4 +1,4 @@
-"""The step of a distillation on a CPU is torch.optim.Adam's, without what that loads."""
+"""The student's optimizer on a CPU equals torch.optim.Adam, without importing torch's compiler."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import nn
 from cpfl.distillation.adam import Adam
 
 
-class Partly(nn.Module):
-    """A parameter that nothing uses, and one that is used only at times."""
+class PartlyUsed(nn.Module):
+    """A model with a parameter that is never used, and one that is used in some steps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.unused = nn.Linear(6, 5), nn.Linear(5, 3), nn.Parameter(torch.ones(4))
-        self.at_times = nn.Parameter(torch.ones(5))
+        self.sometimes = nn.Parameter(torch.ones(5))
 
-    def forward(self, x: torch.Tensor, often: bool) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, scaled: bool) -> torch.Tensor:
         hidden = torch.relu(self.first(x))
-        return self.second(hidden * self.at_times if often else hidden)  # type: ignore[no-any-return]
+        return self.second(hidden * self.sometimes if scaled else hidden)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_bit_by_bit_that_of_torch(dtype: torch.dtype) -> None:
+def test_bit_equal_to_torch(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    ours, theirs = Partly().to(dtype), Partly().to(dtype)
+    ours, theirs = PartlyUsed().to(dtype), PartlyUsed().to(dtype)
     theirs.load_state_dict(ours.state_dict())
     mine, torchs = Adam(ours.parameters(), 0.01), torch.optim.Adam(theirs.parameters(), 0.01)
     for number in range(20):
@@ -43,7 +43,7 @@ def test_bit_by_bit_that_of_torch(dtype: torch.dtype) -> None:
         assert torch.equal(ours.state_dict()[name], value), name
 
 
-def test_a_run_does_without_the_compiler(tmp_path: Path) -> None:
+def test_a_run_does_not_import_the_compiler(tmp_path: Path) -> None:
     """Its import takes longer than a small run."""
     script = (
         "import sys, cpfl\n"

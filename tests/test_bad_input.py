@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 import cpfl
-from cpfl import hindsight
+from cpfl.runs.folder import SCHEMA
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Answer, Command
@@ -68,7 +68,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "data.alpha=inf": ("data.alpha = inf", "finite"),
     "federation.lr=nan": ("federation.lr = nan", "finite"),
     "federation.participation=nan": ("federation.participation = nan",),
-    "stopping.hours=inf": ("stopping.hours = inf", "finite"),
+    "stopping.max_hours=inf": ("stopping.max_hours = inf", "finite"),
     "distillation.temperature=nan": ("distillation.temperature = nan", "finite"),
     "devices.compute_ms=nan": ("devices.compute_ms = nan", "finite"),
     "data.std=[nan]": ("data", "std"),
@@ -76,19 +76,19 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "data.mean=[0.5, 0.5]": ("data.mean", "2", "1"),
     # choices
     "data.split=random": ("data.split = 'random'", "'dirichlet'", "'iid'"),
-    "distillation.join=mean": ("distillation.join = 'mean'", "'logits'", "'probabilities'"),
+    "distillation.aggregation=mean": ("distillation.aggregation = 'mean'", "logits", "probabilities"),
     "distillation.recipe=[]": ("distillation.recipe = []", "'cpfl'", "'paper'"),
     "distillation.recipe={a = 1}": ("distillation.recipe = {'a': 1}", "'cpfl'", "'paper'"),
     "federation.server=[]": ("federation.server = []", "string"),
-    "federation.local={a = 1}": ("federation.local = {'a': 1}", "string"),
-    "stopping.rule=never": ("stopping.rule = 'never'", "'plateau'"),
+    "federation.client={a = 1}": ("federation.client = {'a': 1}", "string"),
+    "stopping.rule=never": ("stopping.rule = 'never'", "plateau"),
     "stopping.rule=rounds": ("rounds", "at least 1"),
-    "stopping.rule=budget": ("hours or cpu_hours",),
-    "stopping.every=0": ("stopping.every = 0", "1"),
-    "stopping.gain=-1": ("stopping.gain = -1", "0"),
-    "stopping.legs=3": ("stopping.legs = 3", "4"),
-    "stopping.asked=0": ("stopping.asked = 0", "greater than 0"),
-    "stopping.judge=nobody": ("stopping.judge = 'nobody'", "'ensemble'", "'public'"),
+    "stopping.rule=budget": ("max_hours or max_cpu_hours",),
+    "stopping.eval_interval=0": ("stopping.eval_interval = 0", "1"),
+    "stopping.min_gain=-1": ("stopping.min_gain = -1", "0"),
+    "stopping.eval_window=3": ("stopping.eval_window = 3", "4"),
+    "stopping.client_fraction=0": ("stopping.client_fraction = 0", "greater than 0"),
+    "stopping.metric=nobody": ("stopping.metric = 'nobody'", "'ensemble-accuracy'", "'public-agreement'"),
     "snapshots=often": ("snapshots = 'often'", "5h", "50 rounds"),
     "snapshots=0h": ("snapshots = '0h'", "above 0"),
     "distillation.at=soon": ("at = 'soon'", "10h"),
@@ -122,26 +122,20 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (("stopping.judge=public", "cohorts=1"), ("stopping.judge", "cohorts must be 2 or more")),
-        (("data.validation=0",), ("stopping.judge", "data.validation must be above 0")),
-        (("data.validation_minimum=5000",), ("stopping.judge", "no client keeps any", "data.validation_minimum")),
+        (("stopping.metric=public-agreement", "cohorts=1"), ("stopping.metric", "cohorts must be 2 or more")),
+        (("data.validation=0",), ("stopping.metric", "data.validation must be above 0")),
+        (
+            ("data.validation_min_samples=5000",),
+            ("stopping.metric", "no client keeps any", "data.validation_min_samples"),
+        ),
     ],
 )
-def test_nobody_to_judge(
+def test_nobody_to_evaluate(
     cpfl_command: Command, tmp_path: Path, settings: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     chosen = [word for setting in ("stopping.rule=joint", *settings) for word in ("--set", setting)]
     refused(cpfl_command("run", "digits", *QUICK, *chosen, "--out", "run"), *words)
     assert not (tmp_path / "run").exists()
-
-
-def test_nobody_to_judge_in_hindsight(cpfl_command: Command, tmp_path: Path) -> None:
-    """The run itself stopped by another rule and needed no validation samples."""
-    settings = ("max_rounds=2", "data.validation_minimum=100000", "snapshots=1 rounds", "distillation.epochs=1")
-    cpfl_command("run", "digits", *(w for s in settings for w in ("--set", s)), "--out", "run").good()
-    with pytest.raises(cpfl.CpflError, match=r"stopping.judge .* no client keeps any: lower data.validation_minimum"):
-        list(hindsight.judged(tmp_path / "run", device="cpu"))
-    assert len(list(hindsight.judged(tmp_path / "run", device="cpu", stopping__judge="public"))) == 2
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -162,10 +156,10 @@ OPTIONS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("run", "digts"): ("'digts'", "did you mean digits?"),
     ("run", "nothing-like-it"): ("nothing-like-it", "cifar10", "digits", "femnist"),
     ("run", "nowhere.toml"): ("nowhere.toml", "No such file"),
-    ("run", "digits", "--device", "banana"): ("--device banana", "cpu", "cuda"),
-    ("run", "digits", "--device", "meta"): ("--device meta",),
-    ("run", "digits", "--engine", "warp"): ("--engine warp", "reference"),
-    ("run", "digits", "--data", "nowhere"): ("--data nowhere", "not a folder"),
+    ("run", "digits", "--device", "banana"): ("device = 'banana'", "cpu", "cuda"),
+    ("run", "digits", "--device", "meta"): ("device = 'meta'",),
+    ("run", "digits", "--engine", "warp"): ("engine = 'warp'", "reference"),
+    ("run", "digits", "--data", "nowhere"): ("data = 'nowhere'", "not a folder"),
     ("sweep", "digits", "--cohorts", "1,two"): ("--cohorts", "1,two", "1,2,4"),
     ("sweep", "digits", "--cohorts", ""): ("--cohorts", "1,2,4"),
     ("sweep", "digits", "--cohorts", "1,,2"): ("--cohorts", "1,,2"),
@@ -190,8 +184,8 @@ DISTILL: dict[tuple[str, ...], tuple[str, ...]] = {
     ("--quorum", "1.5"): ("quorum = 1.5", "1"),
     ("--quorum", "nan"): ("quorum = nan",),
     ("--at", "1h", "--quorum", "0.5"): ("at and quorum exclude each other",),
-    ("--weights", "equal"): ("distillation.weights = 'equal'", "'labels'", "'uniform'"),
-    ("--join", "mean"): ("distillation.join = 'mean'", "'logits'"),
+    ("--weights", "equal"): ("distillation.weights = 'equal'", "labels", "uniform"),
+    ("--aggregation", "mean"): ("distillation.aggregation = 'mean'", "logits"),
     ("--recipe", "secret"): ("distillation.recipe = 'secret'", "'paper'"),
     ("--set", "distillation.recipe=[]"): ("distillation.recipe = []", "'cpfl'", "'paper'"),
     ("--unfinished", "wait"): ("distillation.unfinished = 'wait'", "'latest'", "'drop'"),
@@ -199,7 +193,7 @@ DISTILL: dict[tuple[str, ...], tuple[str, ...]] = {
     ("--set", "cohorts=2"): ("distillation", "cohorts"),
     ("--set", "distillation.epochs=many"): ("distillation.epochs = 'many'", "integer"),
     ("--set", "distillation.epoch=3"): ("did you mean distillation.epochs?",),
-    ("--device", "banana"): ("--device banana",),
+    ("--device", "banana"): ("device = 'banana'",),
 }
 
 
@@ -346,7 +340,7 @@ def test_an_out_that_exists(cpfl_command: Command, tmp_path: Path) -> None:
     (tmp_path / "mine" / "diary.txt").write_text("dear")
     (tmp_path / "file").write_text("text")
     for out in ("mine", "file"):
-        refused(cpfl_command("run", "digits", *QUICK, "--out", out), out, "exists", "--out")
+        refused(cpfl_command("run", "digits", *QUICK, "--out", out), out, "exists", "choose another folder")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["diary.txt"]
     assert (tmp_path / "file").read_text() == "text"
     (tmp_path / "empty").mkdir()
@@ -405,10 +399,10 @@ DAMAGE: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "toml binary": ("experiment.toml", b"\xff\xfe\x00", ("experiment.toml",)),
     "toml unknown key": ("experiment.toml", b"flavour = 3", ("flavour",)),
     "toml missing": ("experiment.toml", b"", ("experiment.toml",)),
-    "json broken": ("run.json", b'{"schema": 1', ("run.json", "damaged")),
+    "json broken": ("run.json", b'{"schema": 2', ("run.json", "damaged")),
     "json no object": ("run.json", b"[1]", ("run.json", "damaged")),
-    "json lacks the rest": ("run.json", b'{"schema": 1}', ("run.json", "damaged")),
-    "newer schema": ("run.json", b'{"schema": 2, "plan": []}', ("schema 2", "schema 1")),
+    "json lacks the rest": ("run.json", b'{"schema": %d}' % SCHEMA, ("run.json", "damaged")),
+    "newer schema": ("run.json", b'{"schema": 99, "cohorts": []}', ("schema 99", f"schema {SCHEMA}")),
     "no schema": ("run.json", b"{}", ("schema",)),
 }
 
@@ -462,7 +456,7 @@ def test_a_client_that_diverges(cpfl_command: Command, tmp_path: Path) -> None:
     refused(answer, "client", "cohort", "round 1", "nan", "federation.lr")
     (row,) = cpfl_command("list", tmp_path, "--json").good().json
     assert row["state"] == "0 of 4 cohorts stopped"
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["schema"] == 1
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["schema"] == SCHEMA
     refused(cpfl_command("resume", "run"), "client", "cohort", "round 1")
 
 

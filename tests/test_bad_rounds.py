@@ -1,4 +1,4 @@
-"""Settings of rounds that make no sense: one sentence, exit code 2, nothing written."""
+"""Settings of rounds that are wrong or contradict each other: one sentence, exit code 2, nothing written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 REFUSED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("federation.selection=randm",): ("federation.selection = 'randm'", "did you mean random?", "power-of-choice"),
     ("federation.selection=os:getcwd",): ("os:getcwd", "no subclass of cpfl.Selection"),
-    ("federation.selection=nowhere:Part",): ("nowhere:Part", "cannot be loaded"),
+    ("federation.selection=nowhere:Rule",): ("nowhere:Rule", "cannot be loaded"),
     ("federation.selection=oort", "federation.selection_args.alfa=2"): ("oort", "alfa"),
     ("federation.selection=oort", "federation.selection_args=3"): ("federation.selection_args = 3",),
     ("federation.selection=refl",): ("refl", "devices.availability"),
@@ -21,16 +21,16 @@ REFUSED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("federation.over_selection=-1",): ("federation.over_selection = -1", "0"),
     ("federation.over_selection=0.5",): ("over_selection", "participation"),
     ("federation.deadline=soon",): ("federation.deadline = 'soon'", "number"),
-    ("federation.late=partial",): ("partial", "deadline"),
-    ("federation.late=stale",): ("stale", "deadline or over_selection"),
-    ("federation.late=never",): ("federation.late = 'never'", "'drop'", "'partial'", "'stale'"),
-    ("federation.minimum=0",): ("federation.minimum = 0", "1"),
-    ("federation.minimum=11",): ("federation.minimum = 11", "1 to 10"),
+    ("federation.straggler_policy=partial",): ("partial", "deadline"),
+    ("federation.straggler_policy=stale",): ("stale", "deadline or over_selection"),
+    ("federation.straggler_policy=never",): ("federation.straggler_policy = 'never'", "'drop'", "'partial'", "'stale'"),
+    ("federation.min_results=0",): ("federation.min_results = 0", "1"),
+    ("federation.min_results=11",): ("federation.min_results = 11", "1 to 10"),
     ("federation.concurrency=5",): ("concurrency", "buffer"),
-    ("federation.buffer=3", "federation.deadline=10"): ("buffer", "deadline"),
-    ("federation.buffer=3", "federation.selection=oort"): ("buffer", "selection"),
-    ("federation.buffer=3", "stopping.rule=joint"): ("federation.buffer", "joint"),
-    ("federation.buffer=11",): ("federation.buffer = 11", "10 clients"),
+    ("federation.buffer_size=3", "federation.deadline=10"): ("buffer", "deadline"),
+    ("federation.buffer_size=3", "federation.selection=oort"): ("buffer", "selection"),
+    ("federation.buffer_size=3", "stopping.rule=joint"): ("federation.buffer_size", "joint"),
+    ("federation.buffer_size=11",): ("federation.buffer_size = 11", "10 clients"),
     ("devices.crash_rate=1",): ("devices.crash_rate = 1", "less than 1"),
     ("devices.availability=sometimes",): ("devices.availability = 'sometimes'", "fedscale, synthetic or always"),
     ("devices.availability=fedscale",): ("devices.availability = 'fedscale'", "client_behave_trace"),

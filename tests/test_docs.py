@@ -1,4 +1,4 @@
-"""Every command and every piece of Python in README and docs runs as it stands there."""
+"""Every command and every piece of Python in README and docs runs as it is printed there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from tests.pages import PAGES, ROOT, blocks, files
 
-# Why a block may stay unrun here, and what runs it instead.
+# Notes of blocks that are not run here, and the file that runs them instead.
 ELSEWHERE = {
     "run by .ci/run": ROOT / ".ci" / "run",
     "run in tests/cli/test_data.py with a folder of its own": ROOT / "tests/cli/test_data.py",
-    "run in tests/federation/test_parts.py": ROOT / "tests/federation/test_parts.py",
-    "run in tests/test_own_files.py": ROOT / "tests/test_own_files.py",
+    "run in tests/federation/test_optimizers.py": ROOT / "tests/federation/test_optimizers.py",
+    "run in tests/test_user_files.py": ROOT / "tests/test_user_files.py",
     "needs real CIFAR-10; run in tests/test_real_data.py where it is there": ROOT / "tests/test_real_data.py",
     "run in tests/cluster/test_equal.py where Ray is installed": ROOT / "tests/cluster/test_equal.py",
     "run in tests/deploy/test_commands.py": ROOT / "tests/deploy/test_commands.py",
@@ -36,15 +36,15 @@ def test_page(page: Path, tmp_path: Path) -> None:
         elif block["kind"] != "toml" and block["text"] not in shown.values():
             words = ["bash", "-euc", block["text"]] if block["kind"] == "sh" else [sys.executable, "-c", block["text"]]
             done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
-            told = re.match(r"\d+\.\d+", done.stdout) if block["kind"] == "python" else None
-            assert told is None or float(told[0]) > 75, f"{page.name}: an example that learns nothing: {done.stdout}"
+            accuracy = re.match(r"\d+\.\d+", done.stdout) if block["kind"] == "python" else None
+            assert accuracy is None or float(accuracy[0]) > 75, f"{page.name}: it learns nothing: {done.stdout}"
             assert done.returncode == 0, f"{page.name}:\n{block['text']}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_runs_elsewhere_does(page: Path) -> None:
-    """The place that a note names takes the commands from the page, or has each as a whole in one line: all its words
-    in their order, but for settings, which a test may cut down."""
+def test_the_file_in_a_note_runs_the_commands(page: Path) -> None:
+    """The file takes the commands from the page, or has each of them in one line: all its words in their order. Only
+    settings may differ, so that a test can be shorter."""
     for block in blocks(page):
         text = ELSEWHERE[block["note"]].read_text() if block["note"] else ""
         if block["note"] and f'"{page.name}"' not in text:
@@ -55,13 +55,13 @@ def test_what_runs_elsewhere_does(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_place_is_left_open(page: Path) -> None:
-    """A word in capitals alone on a line stands for something that was to be filled in."""
+def test_no_placeholder_is_left(page: Path) -> None:
+    """A word in capitals alone on a line is a placeholder."""
     assert not re.findall(r"^[A-Z_]{5,}$", page.read_text(), re.M)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links(page: Path) -> None:
-    """Every file that a page points to is there."""
+    """Every file that a page links to exists."""
     for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} points to {target}"
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -11,21 +11,22 @@ import numpy as np
 import pytest
 
 import cpfl
-from cpfl import experiment_file, population
 from cpfl.cohorts.members import Members
 from cpfl.data.federated import Given
-from cpfl.problem import Problem, prepare
 from cpfl.runs.files import write_json
+from cpfl.settings import experiment_file
+from cpfl.task import population
+from cpfl.task.task import Task, build_task
 
 SETTINGS: dict[str, Any] = {"max_rounds": 3, "distillation.epochs": 1, "data.public_limit": 100}
 
 
-def problem() -> Problem:
-    return prepare(experiment_file.with_settings(experiment_file.load("digits"), SETTINGS), [], Given())
+def task() -> Task:
+    return build_task(experiment_file.with_settings(experiment_file.load("digits"), SETTINGS), [], Given())
 
 
-def columns_of(found: Problem) -> population.Columns:
-    return population.Population(found.data.clients, found.fleet, found.plan).columns()
+def columns_of(found: Task) -> population.Columns:
+    return population.Population(found.data.clients, found.fleet, found.cohorts).columns()
 
 
 def mappings(path: Path) -> list[tuple[int, int]]:
@@ -43,7 +44,7 @@ def large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_every_column_is_a_part_of_the_mapped_file(large: Path) -> None:
-    found = problem()
+    found = task()
     file = mappings(large)
     assert file, "an Arrow file is mapped"
     for name, column in columns_of(found).items():
@@ -54,9 +55,9 @@ def test_every_column_is_a_part_of_the_mapped_file(large: Path) -> None:
 
 
 def test_the_columns_are_those_of_memory(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mapped = problem()
+    mapped = task()
     monkeypatch.setattr(population, "LARGE", 2**60)
-    plain = problem()
+    plain = task()
     for name, column in columns_of(plain).items():
         other = columns_of(mapped)[name]
         assert other.dtype == column.dtype
@@ -75,13 +76,13 @@ def test_runs_are_equal(large: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     kept = [path.relative_to(tmp_path / "plain") for path in (tmp_path / "plain" / "rounds").iterdir()]
     for path in [*kept, Path("clients.json"), Path("models/global.safetensors")]:
         assert (tmp_path / "mapped" / path).read_bytes() == (tmp_path / "plain" / path).read_bytes(), path
-    told = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("mapped", "plain")]
-    assert {**told[0], "created": ""} == {**told[1], "created": ""}
+    abouts = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("mapped", "plain")]
+    assert {**abouts[0], "created": ""} == {**abouts[1], "created": ""}
 
 
-def test_without_a_place_on_disk_it_stays_in_memory(large: Path) -> None:
+def test_without_space_on_disk_it_stays_in_memory(large: Path) -> None:
     large.write_text("a file where a folder is wanted")
-    assert problem().data.clients.training_sizes.flags.writeable
+    assert task().data.clients.training_sizes.flags.writeable
 
 
 def test_members_read_like_a_list(tmp_path: Path) -> None:
@@ -98,12 +99,12 @@ def test_members_read_like_a_list(tmp_path: Path) -> None:
     assert type(next(iter(members))) is int
     assert (np.arange(20)[members] == numbers).all()
     assert np.shares_memory(np.asarray(members), np.asarray(Members(members)))
-    write_json(tmp_path / "plan.json", {"plan": [members, Members([5])], "name": "å"})
-    assert (tmp_path / "plan.json").read_text() == json.dumps({"plan": [numbers, [5]], "name": "å"}, indent=2) + "\n"
+    write_json(tmp_path / "x.json", {"cohorts": [members, Members([5])], "name": "å"})
+    assert (tmp_path / "x.json").read_text() == json.dumps({"cohorts": [numbers, [5]], "name": "å"}, indent=2) + "\n"
 
 
-def test_labels_are_counted_for_those_who_are_asked_for() -> None:
-    data = problem().data
+def test_labels_are_counted_for_some_clients() -> None:
+    data = task().data
     some = np.array([1, 4, 30])
     assert (data.label_table[some] == data.counts[some]).all()
     held = data.clients[4]

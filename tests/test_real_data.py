@@ -1,4 +1,4 @@
-"""The real CIFAR-10, MNIST's writers and device trace, where they are there."""
+"""The real CIFAR-10, MNIST by writers and device traces, where they exist."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tests.pages import noted
 
-from cpfl import availability
 from cpfl.data import federated
 from cpfl.data.federated import Given
-from cpfl.devices import fleet, read_trace
-from cpfl.experiment_file import load, with_settings
+from cpfl.devices import availability
+from cpfl.devices.fleet import fleet, read_trace
+from cpfl.settings.experiment_file import load, with_settings
 
 if TYPE_CHECKING:
     from conftest import Command
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(not (DATA / "cifar10").is_dir(), reason="the rea
 
 
 def test_cifar10_from_the_command_line(cpfl_command: Command, tmp_path: Path) -> None:
-    """As the docs say it, cut down to what two cores do in seconds."""
-    (words,) = noted("own-data-and-model.md", "tests/test_real_data.py")
+    """The command of the docs, shortened to what two cores do in seconds."""
+    (words,) = noted("custom-data-and-model.md", "tests/test_real_data.py")
     words[words.index("--data") + 1] = str(DATA)
     for setting in ("max_rounds=2", "data.train_limit=1500", "data.public_limit=600", "distillation.epochs=1"):
         words += ["--set", setting]
@@ -40,8 +40,8 @@ def test_cifar10_from_the_command_line(cpfl_command: Command, tmp_path: Path) ->
     assert 5 < summary["student_accuracy"] < 40
 
 
-def test_the_paper_s_split_of_cifar10() -> None:
-    """The last client gets what is left of every class: at α = 1 about five times the mean, as the authors' did."""
+def test_the_split_of_cifar10_in_the_paper() -> None:
+    """The last client gets the rest of every class: at α = 1 about five times the mean, as in the authors' code."""
     last = []
     for seed in range(90, 95):
         experiment = with_settings(load("cifar10"), {"data.alpha": 1, "data.public": "tinyimagenet32", "seed": seed})
@@ -65,7 +65,7 @@ def test_a_natural_split_by_writer() -> None:
     assert data.public.shape == data.train.shape
 
 
-def test_both_forms_of_the_trace_agree() -> None:
+def test_csv_and_pickle_of_the_trace_agree() -> None:
     csv, pickle = (read_trace(DATA / "fedscale" / f"client_device_capacity_10k.{kind}") for kind in ("csv", "pkl"))
     np.testing.assert_array_equal(csv, pickle)
     experiment = load("cifar10")
@@ -75,39 +75,39 @@ def test_both_forms_of_the_trace_agree() -> None:
     assert 0.9 <= min(seconds) <= max(seconds) <= 11.95  # the paper's range for a mini-batch
 
 
-def test_the_synthetic_fleet_has_the_real_one_s_shape() -> None:
+def test_the_synthetic_fleet_has_the_distribution_of_the_real_one() -> None:
     synthetic = fleet(with_settings(load("cifar10"), {"devices.trace": "synthetic"}).devices, 20_000, 1, [])
     compute, network = read_trace(DATA / "fedscale" / "client_device_capacity_10k.csv")
     for real, drawn in ((compute, synthetic.compute_ms), (network, synthetic.network_kbps)):
-        at = np.arange(2, 99, 4)
-        np.testing.assert_allclose(np.percentile(drawn, at), np.percentile(real, at), rtol=0.12)
+        points = np.arange(2, 99, 4)
+        np.testing.assert_allclose(np.percentile(drawn, points), np.percentile(real, points), rtol=0.12)
     assert abs(np.corrcoef(synthetic.compute_ms, synthetic.network_kbps)[0, 1]) < 0.03
 
 
-def test_no_image_is_shared(cpfl_command: Command) -> None:
+def test_no_image_is_in_two_sets(cpfl_command: Command) -> None:
     words = ("data", "check", "cifar10", "--data", str(DATA), "--set", "data.public=tinyimagenet32")
     assert "no image is in more than one" in cpfl_command(*words).good().out
 
 
-def test_the_availability_trace_is_walked_as_fedscale_walks_it() -> None:
-    """Every user at 500 moments of three weeks: FedScale has it active in a spell of the time modulo finish_time."""
+def test_availability_equals_that_of_fedscale() -> None:
+    """Every user at 500 moments of three weeks: in FedScale it is active in a period of the time modulo finish_time."""
     path = DATA / "fedscale" / "client_behave_trace_100.json"
-    rows, weeks = list(json.loads(path.read_text()).values()), availability.read(path)
-    assert len(weeks) == len(rows) == 100
+    rows, schedules = list(json.loads(path.read_text()).values()), availability.read(path)
+    assert len(schedules) == len(rows) == 100
     moments = np.random.default_rng(0).integers(0, 21 * 24 * 3600, 500) + 0.5
-    for row, week in zip(rows, weeks, strict=True):
+    for row, schedule in zip(rows, schedules, strict=True):
         begins, ends = np.array(row["active"]), np.array(row["inactive"])
         assert sum(ends - begins) == row["duration"]
-        begins, ends = begins[ends > begins], ends[ends > begins]  # some spells last no second
-        assert week.share(0, week.period) == pytest.approx(row["duration"] / row["finish_time"])
+        begins, ends = begins[ends > begins], ends[ends > begins]  # some periods last no second
+        assert schedule.share(0, schedule.period) == pytest.approx(row["duration"] / row["finish_time"])
         for moment in moments:
             now = moment % row["finish_time"]
-            there = bool(((begins <= now) & (now < ends)).any())
-            assert (week.until(moment) > moment) == there
-            if there:
+            available = bool(((begins <= now) & (now < ends)).any())
+            assert (schedule.available_until(moment) > moment) == available
+            if available:
                 left = ends[(begins <= now) & (now < ends)][0] - now
-                assert week.until(moment) >= moment + left - 1e-6
+                assert schedule.available_until(moment) >= moment + left - 1e-6
             else:
                 later = begins[begins > now]
                 wait = later[0] - now if len(later) else row["finish_time"] - now + begins[0]
-                assert week.back(moment) == pytest.approx(moment + wait)
+                assert schedule.next_available(moment) == pytest.approx(moment + wait)

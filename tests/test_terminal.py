@@ -1,4 +1,4 @@
-"""What a person sees: curves, estimates, and the screen of a real pseudo-terminal."""
+"""What a user sees: curves, estimates, and the screen of a real pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ import torch
 from rich.console import Console
 from tests.hold import PATH, Hold
 
-from cpfl.devices import Fleet
-from cpfl.experiment import Experiment
-from cpfl.federation.session import ClientResult, Closed, Outcome, Session
+from cpfl.devices.fleet import Fleet
+from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
+from cpfl.settings import Experiment
 from cpfl.terminal import RunView
-from cpfl.terminal import course as courses
-from cpfl.terminal.course import Course, duration, spoken
-from cpfl.terminal.sparkline import LEVELS, LONGEST, Curve
+from cpfl.terminal import progress as estimates
+from cpfl.terminal.live import LEVELS, LONGEST, Curve
+from cpfl.terminal.progress import ProgressEstimate, duration, time_left
 
 pyte = pytest.importorskip("pyte", reason="pyte, the terminal that these tests look at, is not installed")
 
@@ -75,9 +75,9 @@ def federation(cohorts: int, **settings: Any) -> tuple[Experiment, list[Session]
     return experiment, [Session(n, [2 * n, 2 * n + 1], experiment, fleet, 4, start) for n in range(cohorts)]
 
 
-def close(session: Session, loss: float) -> Closed:
+def close(session: Session, loss: float) -> ClosedRound:
     results = [ClientResult(client, 10, 1, loss, loss) for client in session.open_round().participants]
-    return session.close_round(Outcome({"w": torch.zeros(1)}, results))
+    return session.close_round(RoundResult({"w": torch.zeros(1)}, results))
 
 
 class Clock:
@@ -92,78 +92,80 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Real time, to be set."""
     clock = Clock()
-    monkeypatch.setattr(courses, "time", clock)
+    monkeypatch.setattr(estimates, "time", clock)
     return clock
 
 
-def test_nothing_is_said_before_anything_is_known(clock: Clock) -> None:
+def test_there_is_no_estimate_before_all_cohorts_have_trained(clock: Clock) -> None:
     experiment, sessions = federation(2)
-    course = Course(experiment)
-    course.start(sessions)
-    assert course.seconds_left() is None
+    progress = ProgressEstimate(experiment)
+    progress.start(sessions)
+    assert progress.seconds_left() is None
     clock.now += 1
-    course.add(sessions[0], close(sessions[0], 1.0))
-    assert course.seconds_left() is None  # the other cohort's pace is unknown
-    assert spoken(None) == ""
+    progress.add(sessions[0], close(sessions[0], 1.0))
+    assert progress.seconds_left() is None  # the other cohort's throughput is unknown
+    assert time_left(None) == ""
 
 
 @pytest.mark.parametrize("cohorts", [1, 3])
-def test_a_fixed_number_of_rounds_is_foretold(clock: Clock, cohorts: int) -> None:
+def test_a_fixed_number_of_rounds_is_predicted(clock: Clock, cohorts: int) -> None:
     experiment, sessions = federation(cohorts, stopping={"rule": "rounds", "rounds": 50})
-    course = Course(experiment)
-    course.start(sessions)
+    progress = ProgressEstimate(experiment)
+    progress.start(sessions)
     for _ in range(10):
         for session in sessions:
             clock.now += 0.5
-            course.add(session, close(session, 1.0))
-    least, most = course.seconds_left() or (0, 0)
+            progress.add(session, close(session, 1.0))
+    least, most = progress.seconds_left() or (0, 0)
     assert least == pytest.approx(40 * cohorts * 0.5)
     assert most == pytest.approx(least)
-    assert spoken((least, most)).startswith("about ")
+    assert time_left((least, most)).startswith("about ")
 
 
-def test_a_limit_that_a_judgement_shared_out_anew_is_the_one_that_counts(clock: Clock) -> None:
-    experiment, sessions = federation(2, max_rounds=500, stopping={"rule": "joint", "every": 5, "cpu_hours": 1})
-    course = Course(experiment)
-    course.start(sessions)
+def test_a_cpu_budget_that_an_evaluation_has_set_is_the_one_that_counts(clock: Clock) -> None:
+    experiment, sessions = federation(
+        2, max_rounds=500, stopping={"rule": "joint", "eval_interval": 5, "max_cpu_hours": 1}
+    )
+    progress = ProgressEstimate(experiment)
+    progress.start(sessions)
     for session in sessions:
         for _ in range(4):
             clock.now += 1
-            course.add(session, close(session, 1.0))
+            progress.add(session, close(session, 1.0))
     first = sessions[0]
-    assert first.allowed == 1800
-    assert course.left(first).most == min(496, math.ceil((1800 - first.cpu_seconds) / (first.cpu_seconds / 4)))
-    first.allowed = first.cpu_seconds * 2
-    assert course.left(first).most == 4
+    assert first.cpu_budget == 1800
+    assert progress.rounds_left(first).most == min(496, math.ceil((1800 - first.cpu_seconds) / (first.cpu_seconds / 4)))
+    first.cpu_budget = first.cpu_seconds * 2
+    assert progress.rounds_left(first).most == 4
 
 
-def test_a_plateau_is_told_with_its_bounds_and_keeps_them(clock: Clock) -> None:
-    """What was promised at any time holds at the end, though cohorts stop at different rounds."""
+def test_the_bounds_of_a_plateau_hold(clock: Clock) -> None:
+    """The bounds given at any time hold at the end, although cohorts stop at different rounds."""
     experiment, sessions = federation(3, max_rounds=200, stopping={"patience": 10, "window": 1})
-    course = Course(experiment)
-    course.start(sessions)
-    told: list[tuple[float, float, float]] = []
+    progress = ProgressEstimate(experiment)
+    progress.start(sessions)
+    bounds: list[tuple[float, float, float]] = []
     lowest = {0: 15, 1: 60, 2: 150}  # the round of each cohort's minimum
-    while going := [session for session in sessions if not session.stopped]:
-        for session in going:
+    while training := [session for session in sessions if not session.stopped]:
+        for session in training:
             clock.now += 0.1  # one after the other: fewer cohorts go faster
-            course.add(session, close(session, 1 + abs(session.round - lowest[session.cohort]) / 100))
-        if left := course.seconds_left():
-            told.append((clock.now, *left))
-    assert len(told) > 50
-    for at, least, most in told:
+            progress.add(session, close(session, 1 + abs(session.round - lowest[session.cohort]) / 100))
+        if left := progress.seconds_left():
+            bounds.append((clock.now, *left))
+    assert len(bounds) > 50
+    for at, least, most in bounds:
         assert least <= clock.now - at + 0.5
         assert most >= clock.now - at - 0.5
-    assert "at most" in spoken((told[0][1], told[0][2]))
+    assert "at most" in time_left((bounds[0][1], bounds[0][2]))
 
 
 def test_limits_in_hours_count(clock: Clock) -> None:
-    experiment, sessions = federation(1, stopping={"rule": "budget", "hours": 0.01})
-    course = Course(experiment)
-    course.start(sessions)
+    experiment, sessions = federation(1, stopping={"rule": "budget", "max_hours": 0.01})
+    progress = ProgressEstimate(experiment)
+    progress.start(sessions)
     clock.now += 1
-    course.add(sessions[0], close(sessions[0], 1.0))
-    left = course.left(sessions[0])
+    progress.add(sessions[0], close(sessions[0], 1.0))
+    left = progress.rounds_left(sessions[0])
     each = sessions[0].clock
     assert left.most == pytest.approx((36 - each) / each, abs=1)
     while not sessions[0].stopped:
@@ -214,7 +216,7 @@ def test_any_view_fits_its_screen(width: int, height: int, cohorts: int) -> None
         assert found is not None
         more, training, stopped = map(int, found.groups())
         assert more == training + stopped == cohorts - len(rows)
-        assert not any("stopped" in row for row in rows)  # those that still train are worth more
+        assert not any("stopped" in row for row in rows)  # those that still train are shown first
     else:
         assert len(rows) == cohorts
     assert any(LEVELS[-1] in row and LEVELS[0] in row for row in rows)
@@ -225,8 +227,10 @@ Stage = tuple[Callable[[Screens], bool], Callable[[], None]]
 
 
 def screens(words: list[str], rows: int, columns: int, cwd: Path, stages: list[Stage]) -> tuple[Screens, int]:
-    """What appears in a real terminal, a few times a second, and the exit code; each stage is what must have been seen,
-    and what is done then."""
+    """The screens of a real terminal, a few times a second, and the exit code.
+
+    Each stage is a condition on the screens so far, and what to do when it holds.
+    """
     pid, handle = pty.fork()
     if pid == 0:
         os.chdir(cwd)
@@ -256,12 +260,12 @@ def screens(words: list[str], rows: int, columns: int, cwd: Path, stages: list[S
 
 
 def alive(seen: Screens) -> Screens:
-    """Those that show a run under way."""
+    """Those that show a run in progress."""
     return [screen for screen in seen if any(re.match(r" +cohort +rounds", line) for line in screen)]
 
 
 def shown(pattern: str) -> Callable[[Screens], bool]:
-    """Whether it was to be read in a line."""
+    """Whether a line matched."""
     return lambda seen: any(re.search(pattern, line) for screen in alive(seen) for line in screen)
 
 
@@ -281,7 +285,7 @@ def test_a_run_in_a_real_terminal(tmp_path: Path, columns: int, cohorts: int) ->
     live = alive(seen)
     assert len(live) >= 3
     for screen in live:
-        header = next(line for line in screen if line.startswith("federate"))
+        header = next(line for line in screen if line.startswith("train "))
         assert f"of {cohorts} stopped" in header
     assert any("left" in line for screen in live for line in screen)
     assert any("no gain" in line and LEVELS[0] in line for screen in live for line in screen)
@@ -291,22 +295,22 @@ def test_a_run_in_a_real_terminal(tmp_path: Path, columns: int, cohorts: int) ->
         assert len(rows) == 4
     else:
         assert any(re.search(r"and 2\d more: \d+ training, \d+ stopped", line) for line in live[-1])
-    assert not any(line.startswith("federate") for line in seen[-1])  # the view goes, the outcome stays
+    assert not any(line.startswith("train ") for line in seen[-1])  # the live view is removed, the outcome stays
     assert any(line.startswith("global model") for line in seen[-1])
 
 
 def test_a_sweep_in_a_real_terminal(tmp_path: Path) -> None:
-    hold = Hold(tmp_path, 2, first=1)  # n = 1 ends, n = 2 goes on until that was seen
+    hold = Hold(tmp_path, 2, first=1)  # n = 1 ends, n = 2 trains until that was seen
     settings = [f"{key}={value}" for key, value in hold.settings({"max_rounds": 40, "distillation.epochs": 2}).items()]
     words = ["sweep", "digits", "--cohorts", "1,2,4", *(f"--set={word}" for word in settings), "--out", "s"]
     wanted = r"^sweep .*1 of 3 runs ended · [\d,]+ rounds · about .* left"
 
-    def told(seen: Screens) -> bool:
+    def reported(seen: Screens) -> bool:
         return any(re.search(wanted, line) for screen in seen for line in screen)
 
-    seen, code = screens(words, 24, 80, tmp_path, [(told, hold.end)])
+    seen, code = screens(words, 24, 80, tmp_path, [(reported, hold.end)])
     assert code == 0
-    assert told(seen)
+    assert reported(seen)
     text = "\n".join(seen[-1])
     assert len(re.findall(r"^n = [124], seed 90: ", text, re.MULTILINE)) == 3
     assert "What n costs and gains" in text

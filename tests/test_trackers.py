@@ -6,7 +6,7 @@ import json
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ import pytest
 
 import cpfl
 from cpfl import trackers
+from cpfl.callbacks import Callback
 from cpfl.runs import records
-from cpfl.trackers import Point
+from cpfl.trackers import Point, Store
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
@@ -106,12 +107,12 @@ def tracker(request: pytest.FixtureRequest) -> str:
 
 
 def expected(path: Path, every: int = 1) -> Series:
-    """What the run folder says."""
+    """The series of the run folder."""
     series: Series = {}
     for line in cpfl.load_run(path).rounds:
         if line["round"] % every and not line["stop"]:
             continue
-        for key in ("loss", "validation", "average"):
+        for key in ("loss", "validation", "moving_average"):
             if line[key] is not None:
                 series.setdefault(f"cohort-{line['cohort']:04d}/{key}", {})[line["round"]] = line[key]
         series.setdefault(f"cohort-{line['cohort']:04d}/hours", {})[line["round"]] = line["clock"] / 3600
@@ -140,13 +141,12 @@ def test_what_is_tracked_is_what_the_folder_holds(tracker: str, tmp_path: Path) 
 def test_a_killed_run_is_tracked_once_and_without_a_gap(tracker: str, tmp_path: Path, interrupter: Any) -> None:
     path = tmp_path / "run"
     with pytest.raises(interrupter.Enough):
-        cpfl.run("digits", settings=SETTINGS, out=path, track=[tracker], watcher=interrupter(13))
+        cpfl.run("digits", settings=SETTINGS, out=path, track=[tracker], callback=interrupter(13))
     cpfl.resume(path, track=[tracker])
     compare(READERS[tracker](path), path)
 
 
-def test_a_tracker_may_come_late(tracker: str, unfinished: Path, tmp_path: Path) -> None:
-
+def test_a_tracker_may_be_added_later(tracker: str, unfinished: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(unfinished, path)
     cpfl.resume(path, track=[tracker])
@@ -170,53 +170,54 @@ def test_several_in_one_command(cpfl_command: Command, tmp_path: Path) -> None:
         compare(tensorboard(tmp_path / "s" / name), tmp_path / "s" / name)
 
 
-@pytest.mark.parametrize("name", trackers.STORES)
-def test_a_missing_package_is_told_with_its_extra(
+@pytest.mark.parametrize("name", trackers.STORES.names)
+def test_a_missing_package_is_named_with_its_extra(
     name: str, cpfl_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda wanted: None)
     for words in (("run", "digits"), ("sweep", "digits", "--cohorts", "1")):
         answer = cpfl_command(*words, "--track", name, "--out", "run")
         assert answer.code == 2
-        assert answer.err == f"cpfl: --track {name} needs a package that is not installed: pip install 'cpfl[{name}]'\n"
+        assert (
+            answer.err == f"cpfl: track = '{name}' needs a package that is not installed: pip install 'cpfl[{name}]'\n"
+        )
     assert not (tmp_path / "run").exists()
     extras = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert f"\n{name} = [" in extras
 
 
 def test_an_unknown_tracker(cpfl_command: Command, tmp_path: Path) -> None:
-    answer = cpfl_command("run", "digits", "--track", "notebook", "--out", "run")
+    answer = cpfl_command("run", "digits", "--track", "mlflaw", "--out", "run")
     assert answer.code == 2
-    assert answer.err == "cpfl: --track notebook is unknown; known: tensorboard, mlflow, wandb\n"
+    known = "Known: tensorboard, mlflow, wandb, or module:Class"
+    assert answer.err == f"cpfl: track = 'mlflaw' is unknown; did you mean mlflow? {known}\n"
     assert not (tmp_path / "run").exists()
 
 
-class Broken:
-    """A store that fails after some points."""
+class Broken(Store):
+    """A user's store that fails after some points."""
 
-    def __init__(self, folder: object) -> None:
-        self.left = 1
+    left = 1
 
-    def write(self, points: list[Point]) -> None:
+    def write(self, points: Sequence[Point]) -> None:
         self.left -= 1
         if self.left < 0:
             raise OSError("the server is gone")
 
     def end(self, summary: object) -> None:
-        raise AssertionError("nobody ends what is broken")
+        raise AssertionError("a broken store is not ended")
 
 
 def test_a_broken_tracker_does_not_break_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(trackers.STORES, "json", Broken)  # a name that can be imported
     monkeypatch.setattr(trackers, "FLUSH_SECONDS", -1.0)
-    notes: list[str] = []
+    name, messages = f"{__name__}:Broken", []
 
-    class Noting(cpfl.api.Silent):
-        def on_note(self, text: str) -> None:
-            notes.append(text)
+    class Listener(Callback):
+        def on_message(self, text: str) -> None:
+            messages.append(text)
 
-    run = cpfl.run("digits", settings=SETTINGS, out=tmp_path / "run", track=["json"], watcher=Noting())
+    run = cpfl.run("digits", settings=SETTINGS, out=tmp_path / "run", track=[name], callback=Listener())
     assert run.summary["student_accuracy"] > 0
-    assert [note for note in notes if "json" in note] == [
-        "json does not track this run any more: OSError: the server is gone"
+    assert [text for text in messages if "Broken" in text] == [
+        f"{name} does not track this run any more: OSError: the server is gone"
     ]

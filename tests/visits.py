@@ -13,7 +13,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 IN_A_BROWSER = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
-    # Chromium's helpers may outlive the driver's pipes by a moment.
+    # Chromium's child processes may outlive the driver's pipes by a moment.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -29,7 +29,7 @@ def browser() -> Iterator[Any]:
 
 
 class Visit:
-    """A page that is open, with all that it complained about or asked for."""
+    """An open page, with its errors and warnings in `complaints` and the addresses that it requested in `asked`."""
 
     def __init__(self, browser: Any, address: str, width: int = 1280, scheme: str = "light") -> None:
         self.context = browser.new_context(
@@ -38,7 +38,7 @@ class Visit:
             offline=address.startswith("file:"),
             reduced_motion="reduce",
         )
-        self.context.set_default_timeout(120_000)  # only what never comes is missed
+        self.context.set_default_timeout(120_000)  # long: only a page that hangs runs into it
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.asked: list[str] = []
@@ -56,6 +56,6 @@ class Visit:
         self.context.close()
 
     def shot(self, name: str) -> None:
-        """Kept for a person, if one asked for it."""
+        """Save a screenshot where CPFL_SCREENSHOTS names a folder."""
         if folder := os.environ.get("CPFL_SCREENSHOTS"):
             self.page.screenshot(path=f"{folder}/{name}.png", full_page=True)

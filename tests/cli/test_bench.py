@@ -28,4 +28,4 @@ def test_the_loop_the_engines_and_their_ratio(cpfl_command: Command) -> None:
 def test_only_presets_of_the_paper(cpfl_command: Command) -> None:
     answer = cpfl_command("bench", "--preset", "digits")
     assert answer.code == 2
-    assert "--preset takes cifar10 or femnist, not 'digits'" in answer.err
+    assert "preset = 'digits' is not allowed: cifar10 or femnist" in answer.err

@@ -160,10 +160,10 @@ def test_import_then_train_then_predict(cpfl_command: Command, photos: Path) -> 
 
 def test_a_folder_of_images_as_the_page_has_it(cpfl_command: Command, photos: Path) -> None:
     """The page's file and its commands, but for fewer rounds."""
-    page = (ROOT / "docs" / "own-data-and-model.md").read_text()
+    page = (ROOT / "docs" / "custom-data-and-model.md").read_text()
     (file,) = re.findall(r'^```toml\n(name = "leaves".*?)^```', page, re.M | re.S)
     (photos / "leaves.toml").write_text(f"max_rounds = 2\n{file}\n[distillation]\nepochs = 1\n")
-    *imports, run, predict = noted("own-data-and-model.md", "tests/cli/test_data.py")
+    *imports, run, predict = noted("custom-data-and-model.md", "tests/cli/test_data.py")
     for words in imports:
         cpfl_command(*words).good()
     cpfl_command(*run).good()
@@ -211,7 +211,9 @@ def test_public_images_of_another_size_are_fitted(cpfl_command: Command, photos:
         assert json.loads((photos / fit / "run.json").read_text())["samples"]["public"] == 80
 
 
-def test_where_data_lies_may_be_said_once(cpfl_command: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_folder_can_be_given_once(
+    cpfl_command: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cpfl_command("data", "import", "noise", "others", "--data", "data").good()
     monkeypatch.setenv("CPFL_DATA", str(photos / "data"))
     words = ("--set", "data.public=noise", "--set", "data.public_fit=resize", "--out", "run")

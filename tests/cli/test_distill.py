@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from safetensors.torch import load_file
 
-from cpfl.terminal import run_view
+from cpfl.terminal import RunView
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
@@ -57,7 +57,7 @@ def test_what_a_second_distillation_leaves(cpfl_command: Command, run: Path) -> 
     assert summary["distillation"]["weights"] == "uniform"
     assert f"{summary['student_accuracy']:.2f} % of the test set" in answer.out
     assert str(new.relative_to(run.parent)) in answer.out
-    cpfl_command("distill", "run", "--join", "probabilities", *BRIEF).good()
+    cpfl_command("distill", "run", "--aggregation", "probabilities", *BRIEF).good()
     assert len(list((run / "distillations").iterdir())) == 2
 
 
@@ -129,19 +129,22 @@ def test_another_moment_than_the_runs_own(cpfl_command: Command) -> None:
         assert "at and quorum exclude each other" in answer.err
 
 
-def test_weights_join_and_recipe_change_the_ensemble(cpfl_command: Command, run: Path) -> None:
+def test_weights_aggregation_and_recipe_change_the_ensemble(cpfl_command: Command, run: Path) -> None:
     def ask(*words: str) -> dict[str, Any]:
         answer: dict[str, Any] = cpfl_command("distill", "run", *words, *BRIEF, "--json").good().json
         return answer
 
     plain = ask()
-    uniform, chances = ask("--weights", "uniform"), ask("--join", "probabilities")
-    both = ask("--weights", "uniform", "--join", "probabilities", "--set", "distillation.loss=kl")
-    outcomes = [plain, uniform, chances, both]
+    uniform, probabilities = ask("--weights", "uniform"), ask("--aggregation", "probabilities")
+    both = ask("--weights", "uniform", "--aggregation", "probabilities", "--set", "distillation.loss=kl")
+    outcomes = [plain, uniform, probabilities, both]
     assert len({outcome["ensemble_accuracy"] for outcome in outcomes}) > 2
     assert len({tuple(row["accuracy"] for row in outcome["by_cohort"]) for outcome in outcomes}) == 1
-    same = ask("--set", "distillation.same_views=true", "--set", "distillation.views=3")
+    same = ask("--set", "distillation.same_views=true")
     assert same["student_accuracy"] == plain["student_accuracy"]  # digits are not augmented: one view
+    refused = cpfl_command("distill", "run", "--set", "distillation.views=3")
+    assert refused.code == 2
+    assert "distillation.views has no effect here" in refused.err
     other = ask("--recipe", "cpfl")
     assert other["distillation"]["loss"] == "kl"
     assert other["student_accuracy"] != plain["student_accuracy"]
@@ -151,11 +154,11 @@ def test_weights_join_and_recipe_change_the_ensemble(cpfl_command: Command, run:
 def test_progress_counts_the_epochs_of_another_recipe(
     cpfl_command: Command, run: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(run_view, "QUIET_SECONDS", -1.0)  # a line for every epoch
+    monkeypatch.setattr(RunView, "quiet_seconds", -1.0)  # a line for every epoch
     answer = cpfl_command("distill", "run", *words, "--set", "distillation.batch_size=4096").good()
-    told = [line for line in answer.out.splitlines() if line.startswith("distil: epoch ")]
-    assert told[0].startswith("distil: epoch 1 of 100 ")
-    assert told[-1].startswith("distil: epoch 100 of 100 ")
+    told = [line for line in answer.out.splitlines() if line.startswith("distill: epoch ")]
+    assert told[0].startswith("distill: epoch 1 of 100 ")
+    assert told[-1].startswith("distill: epoch 100 of 100 ")
 
 
 def test_another_student(cpfl_command: Command, run: Path, tmp_path: Path) -> None:
@@ -206,7 +209,7 @@ def test_an_unfinished_run_early_on(cpfl_command: Command, open_run: Path) -> No
 def test_an_unfinished_run_too_late(cpfl_command: Command, open_run: Path) -> None:
     for words, expected in (
         ((), "4 are needed"),
-        (("--at", "5h"), "not there yet"),
+        (("--at", "5h"), "does not exist yet"),
         (("--quorum", "1"), "4 are needed"),
     ):
         answer = cpfl_command("distill", "open", *words)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpfl.runs.folder import SCHEMA
+
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
 
@@ -53,7 +55,7 @@ def test_nothing_there(cpfl_command: Command, tmp_path: Path) -> None:
     assert cpfl_command("list", "--json").good().json == []
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"schema": 99}', '{"schema": 1}'])
+@pytest.mark.parametrize("damage", ["", "{", '{"schema": 99}', f'{{"schema": {SCHEMA}}}'])
 def test_one_damaged_run_does_not_hide_the_others(cpfl_command: Command, runs: Path, damage: str) -> None:
     (runs / "open" / "run.json").write_text(damage)
     answer = cpfl_command("list")

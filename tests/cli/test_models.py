@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from cpfl.data import embedded
-from cpfl.export import load_global
+from cpfl.inference.export import load_global
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
@@ -28,7 +28,7 @@ QUICK = ("--set", "max_rounds=5", "--set", "distillation.epochs=2")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The preset's test images as PNG files, named by place and label."""
     folder = tmp_path_factory.mktemp("photos")
-    test = embedded.grainy(embedded.digits("test"), 1)
+    test = embedded.read("digits-grainy", "test")
     for i, (image, label) in enumerate(zip(test.x, test.y, strict=True)):
         Image.fromarray(image[0]).save(folder / f"{i:04d}-{label}.png")
     return folder

@@ -76,7 +76,7 @@ def test_the_folder_of_a_run(finished: Path) -> None:
     assert len(summary["by_cohort"]) == 4
 
     about = json.loads((finished / "run.json").read_text())
-    assert sorted(client for cohort in about["plan"] for client in cohort) == list(range(40))
+    assert sorted(client for cohort in about["cohorts"] for client in cohort) == list(range(40))
     assert set(about["fingerprint"]) == {"train", "test", "public", "clients'", "device"}
     assert {"cpfl", "torch", "numpy", "python"} <= set(about["versions"])
 
@@ -170,7 +170,7 @@ def test_every_client_alone(cpfl_command: Command, tmp_path: Path) -> None:
     assert summary["comm_gb"] == pytest.approx(40 * about["model_bytes"] / 1e9)  # models at the end, nothing before
     assert summary["distill_seconds"] > 0
     records = [lines(tmp_path / "alone" / "rounds" / f"cohort-{i:04d}.jsonl") for i in range(40)]
-    assert all(r["participants"] == about["plan"][i] for i, cohort in enumerate(records) for r in cohort)
+    assert all(r["participants"] == about["cohorts"][i] for i, cohort in enumerate(records) for r in cohort)
     assert any(cohort[-1]["reporting"] == 0 for cohort in records)  # clients with fewer than ten samples
 
 
@@ -196,7 +196,7 @@ def test_a_file_of_ones_own(cpfl_command: Command, tmp_path: Path) -> None:
 
 def test_a_preset_and_what_a_seed_changes(cpfl_command: Command, tmp_path: Path, finished: Path) -> None:
     cpfl_command("run", "digits", *QUICK, "--set", "seed=91", "--out", "other").good()
-    plans = [json.loads((path / "run.json").read_text())["plan"] for path in (finished, tmp_path / "other")]
+    plans = [json.loads((path / "run.json").read_text())["cohorts"] for path in (finished, tmp_path / "other")]
     assert plans[0] != plans[1]
 
 
@@ -269,7 +269,22 @@ def test_the_program_as_a_process(cpfl_process: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "sweep", "resume", "distill", "list", "export", "predict", "doctor", "data get", "data import"]
+    "command",
+    [
+        "run",
+        "sweep",
+        "resume",
+        "distill",
+        "list",
+        "settings",
+        "cohorts",
+        "export",
+        "predict",
+        "doctor",
+        "dashboard",
+        "data get",
+        "data import",
+    ],
 )
 def test_every_command_shows_an_example(cpfl_command: Command, command: str) -> None:
     assert f"Example: cpfl {command}" in cpfl_command(*command.split(), "--help").good().out
@@ -290,7 +305,7 @@ def test_accounts_by_cohort_add_up(cpfl_command: Command, tmp_path: Path) -> Non
     assert all(row["stop"] for row in rows)
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_says_how_to_resume(tmp_path: Path) -> None:
     endless = ("max_rounds=1000000", "stopping.rule=rounds", "stopping.rounds=1000000")
     words = [sys.executable, "-m", "cpfl", "run", "digits", *(f"--set={word}" for word in endless), "--out", "run"]
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

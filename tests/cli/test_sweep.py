@@ -13,15 +13,14 @@ from PIL import Image
 
 import cpfl
 from cpfl.cli.options import values
-from cpfl.sweep import plan
+from cpfl.sweep.grid import SweepGrid, folder_name
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
 
 QUICK = ("--set", "max_rounds=5", "--set", "distillation.epochs=2")
-
-
 WORDS = ("sweep", "digits", *QUICK)
+RECIPES = {"distillation.recipe": ["paper", "cpfl"]}
 
 
 def written(folder: Path) -> dict[Path, int]:
@@ -112,7 +111,7 @@ def test_threads_of_jobs_do_not_spin(cpfl_process: Command, tmp_path: Path) -> N
             path.unlink()
 
 
-def test_a_larger_sweep_takes_in_the_smaller(cpfl_command: Command, tmp_path: Path) -> None:
+def test_a_larger_sweep_includes_the_smaller(cpfl_command: Command, tmp_path: Path) -> None:
     cpfl_command(*WORDS, "--cohorts", "2", "--out", "s").good()
     before = written(tmp_path / "s")
     runs = cpfl_command(*WORDS, "--cohorts", "1,2", "--out", "s", "--json").good().json["runs"]
@@ -120,7 +119,7 @@ def test_a_larger_sweep_takes_in_the_smaller(cpfl_command: Command, tmp_path: Pa
     assert before.items() <= written(tmp_path / "s").items()
 
 
-def test_an_unfinished_run_of_the_sweep_is_ended(cpfl_command: Command, tmp_path: Path) -> None:
+def test_an_unfinished_run_of_the_sweep_is_resumed(cpfl_command: Command, tmp_path: Path) -> None:
     cpfl_command(*WORDS, "--cohorts", "2", "--out", "s").good()
     (tmp_path / "s" / "n002-seed90" / "summary.json").unlink()
     assert cpfl_command(*WORDS, "--cohorts", "2", "--out", "s", "--json").good().json["runs"][0]["cohorts"] == 2
@@ -158,43 +157,46 @@ def test_a_run_that_diverges_does_not_take_the_others_down(cpfl_command: Command
 
 
 def test_over_other_settings(cpfl_command: Command, tmp_path: Path) -> None:
-    over = ("--over", "data.alpha=1,10", "--over", "data.split=iid,dirichlet", "--over", "data.alpha=3")
+    over = ("--over", "data.alpha=1,10", "--over", "federation.batch_size=40,20", "--over", "data.alpha=3")
     assert cpfl_command(*WORDS, *over).code == 2  # one key twice
     words = (*WORDS, "--cohorts", "1,2", *over[:4], "--out", "s", "--json")
     answer = cpfl_command(*words).good().json
     folders = sorted(path.name for path in (tmp_path / "s").iterdir() if path.is_dir())
     expected = [
-        f"n{n:03d}-seed90-data.alpha-{alpha}-data.split-{split}"
+        f"n{n:03d}-seed90-data.alpha-{alpha}-federation.batch_size-{size}"
         for n in (1, 2)
         for alpha in (1, 10)
-        for split in ("dirichlet", "iid")
+        for size in (20, 40)
     ]
     assert folders == sorted(expected)
     experiments = {run["path"]: cpfl.load_run(tmp_path / run["path"]).experiment for run in answer["runs"]}
     for run in answer["runs"]:
         chosen = experiments[run["path"]]
-        assert run["settings"] == {"data.alpha": chosen.data.alpha, "data.split": chosen.data.split}
-        assert f"data.alpha-{chosen.data.alpha:g}-data.split-{chosen.data.split}" in run["path"]
-    assert [(row["cohorts"], row["settings"]["data.split"]) for row in answer["by_cohorts"]][:2] == [
-        (1, "iid"),
-        (2, "iid"),
+        alpha, size = chosen.data.alpha, chosen.federation.batch_size
+        assert run["settings"] == {"data.alpha": alpha, "federation.batch_size": size}
+        assert f"data.alpha-{alpha:g}-federation.batch_size-{size}" in run["path"]
+    assert [(row["cohorts"], row["settings"]["federation.batch_size"]) for row in answer["by_cohorts"]][:2] == [
+        (1, 40),
+        (2, 40),
     ]
     assert len(list((tmp_path / "s").glob("trade-off-*.png"))) == 4
     before = written(tmp_path / "s")
-    again = cpfl_command(*WORDS, "--cohorts", "2", "--over", "data.split=iid", "--over", "data.alpha=1.0", "--out", "s")
+    again = cpfl_command(
+        *WORDS, "--cohorts", "2", "--over", "federation.batch_size=40", "--over", "data.alpha=1.0", "--out", "s"
+    )
     assert "1 of 1 runs are finished already" in again.good().out
     assert written(tmp_path / "s") == before
 
 
 def test_what_is_set_holds_for_every_recipe_and_server(cpfl_command: Command, tmp_path: Path) -> None:
-    """What another recipe or server begins elsewhere stays as it was given; also when the sweep is gone on with."""
-    momentum, over = "federation.server_momentum=0.9", ("--over", "distillation.recipe=paper,cpfl")
-    over += ("--over", "federation.server=mean,fedadagrad")
+    """What another recipe or server begins elsewhere stays as it was given; also when the sweep is resumed."""
+    momentum, over = "federation.server_args.beta1=0.8", ("--over", "distillation.recipe=paper,cpfl")
+    over += ("--over", "federation.server=fedadam,fedadagrad")
     cpfl_command(*WORDS, "--set", momentum, "--cohorts", "2", *over, "--out", "s").good()
     experiments = [cpfl.load_run(path.parent).experiment for path in (tmp_path / "s").glob("*/run.json")]
     assert len({(one.distillation.recipe, one.federation.server) for one in experiments}) == 4
     for one in experiments:
-        assert (one.distillation.epochs, one.federation.server_momentum) == (2, 0.9)
+        assert (one.distillation.epochs, one.federation.server_args) == (2, {"beta1": 0.8})
         assert one.distillation.loss == {"paper": "l1", "cpfl": "kl"}[one.distillation.recipe]
     before = written(tmp_path / "s")
     cpfl_command("resume", "s").good()
@@ -207,25 +209,26 @@ def test_what_is_set_holds_for_every_recipe_and_server(cpfl_command: Command, tm
 @pytest.mark.parametrize("settings", [{"distillation.epochs": 7}, {"distillation": {"recipe": "paper", "epochs": 7}}])
 def test_only_what_is_set_goes_with_another_recipe(settings: dict[str, Any]) -> None:
     base = cpfl.load_experiment("digits", ["distillation.lr=0.01", "distillation.epochs=7"])
-    made = plan.grid(base, None, None, {"distillation.recipe": ["paper", "cpfl"]}, settings)
+    made = SweepGrid.from_values(base, None, None, RECIPES, settings)
     paper, ours = (made.experiment(name).distillation for name in made.runs)
     assert (paper.epochs, paper.lr) == (7, 0.01)
     assert (ours.epochs, ours.lr) == (7, 0.004)
-    varied = plan.grid(base, None, None, {"distillation.epochs": [3], "distillation.recipe": ["cpfl"]}, settings)
+    over = {"distillation.epochs": [3], "distillation.recipe": ["cpfl"]}
+    varied = SweepGrid.from_values(base, None, None, over, settings)
     assert [varied.experiment(name).distillation.epochs for name in varied.runs] == [3]
 
 
-def test_a_sweep_takes_in_no_run_that_it_would_make_otherwise(tmp_path: Path) -> None:
+def test_a_sweep_includes_no_run_with_other_settings(tmp_path: Path) -> None:
     """Whether a value was set or the experiment's own matters only where another recipe is taken."""
     base, given = cpfl.load_experiment("digits", ["distillation.epochs=7"]), {"distillation.epochs": 7}
-    plan.store(tmp_path, plan.grid(base, [1], None, {"distillation.recipe": ["paper", "cpfl"]}))
+    SweepGrid.from_values(base, [1], None, RECIPES).write(tmp_path)
     with pytest.raises(cpfl.CpflError, match=r"other settings \(distillation.epochs = 100\)"):
-        plan.joined(plan.grid(base, [2], None, {"distillation.recipe": ["paper", "cpfl"]}, given), tmp_path)
-    alone = plan.grid(base, [2], None, {"distillation.recipe": ["paper"]})
-    assert len(plan.joined(alone, tmp_path).runs) == 3
+        SweepGrid.from_values(base, [2], None, RECIPES, given).merged(tmp_path)
+    alone = SweepGrid.from_values(base, [2], None, {"distillation.recipe": ["paper"]})
+    assert len(alone.merged(tmp_path).runs) == 3
     wide = cpfl.load_experiment("digits", ["distillation.epochs=7", "clients=80"])
     with pytest.raises(cpfl.CpflError, match=r"other settings \(clients = 40\)"):
-        plan.joined(plan.grid(wide, [60], None, {}), tmp_path)
+        SweepGrid.from_values(wide, [60], None, {}).merged(tmp_path)
 
 
 VALUES: dict[str, list[Any]] = {
@@ -239,9 +242,9 @@ VALUES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("key", VALUES)
 def test_folder_names_are_safe_unique_and_stable(key: str) -> None:
-    names = [plan.folder_name({"cohorts": 4, "seed": 90, key: value}) for value in VALUES[key]]
+    names = [folder_name({"cohorts": 4, "seed": 90, key: value}) for value in VALUES[key]]
     assert len(set(names)) == len(names)
-    assert names == [plan.folder_name({key: value, "seed": 90, "cohorts": 4}) for value in VALUES[key]]
+    assert names == [folder_name({key: value, "seed": 90, "cohorts": 4}) for value in VALUES[key]]
     for name in names:
         assert name.startswith(f"n004-seed90-{key}-")
         assert re.fullmatch(r"[A-Za-z0-9_.+=-]{1,140}", name)
@@ -273,9 +276,9 @@ BAD = {
     ("--over", "data.train=digits,nowhere"): ("nowhere",),
     ("--over", "distillation.quorum=1,0.5"): ("distillation.quorum", "snapshots"),
     ("--cohorts", "2", "--over", "cohorts=1"): ("cohorts", "twice"),
-    ("--engine", "steam", "--cohorts", "1"): ("--engine", "steam"),
-    ("--track", "paper", "--cohorts", "1"): ("--track", "paper", "tensorboard"),
-    (): ("--cohorts", "--seeds", "--over"),
+    ("--engine", "steam", "--cohorts", "1"): ("engine", "steam"),
+    ("--track", "paper", "--cohorts", "1"): ("track", "paper", "tensorboard"),
+    (): ("cohorts", "seeds", "over"),
 }
 
 
@@ -303,9 +306,9 @@ def test_another_experiment_is_not_mixed_in(cpfl_command: Command, tmp_path: Pat
     assert "is a run, not a sweep" in run.err
 
 
-def test_resume_goes_on_with_the_whole_sweep(cpfl_command: Command, tmp_path: Path) -> None:
+def test_resume_continues_the_whole_sweep(cpfl_command: Command, tmp_path: Path) -> None:
     first = cpfl_command(*WORDS, "--cohorts", "1,2", "--engine", "lanes", "--out", "s", "--json").good().json
-    shutil.rmtree(tmp_path / "s" / "n001-seed90")  # as if it had never begun
+    shutil.rmtree(tmp_path / "s" / "n001-seed90")  # as if it had never started
     (tmp_path / "s" / "n002-seed90" / "summary.json").unlink()
     again = cpfl_command("resume", "s", "--json").good().json
     for one, other in zip(first["runs"], again["runs"], strict=True):
@@ -315,3 +318,12 @@ def test_resume_goes_on_with_the_whole_sweep(cpfl_command: Command, tmp_path: Pa
     assert [run.path for run in cpfl.sweep(tmp_path / "s")] == [tmp_path / run["path"] for run in first["runs"]]
     with pytest.raises(cpfl.CpflError, match="takes no other settings"):
         cpfl.sweep(tmp_path / "s", cohorts=[4])
+
+
+def test_a_setting_must_have_an_effect_in_some_combination(cpfl_command: Command) -> None:
+    rounds = ("--set", "stopping.rounds=3")
+    words = ("sweep", "digits", "--set", "distillation.epochs=2", "--set", "max_rounds=5", *rounds, "--cohorts", "1")
+    cpfl_command(*words, "--over", "stopping.rule=plateau,rounds", "--out", "s").good()
+    answer = cpfl_command(*words, "--over", "stopping.rule=plateau,joint", "--out", "t")
+    assert answer.code == 2
+    assert "stopping.rounds has no effect" in answer.err

@@ -1,5 +1,5 @@
-"""A selection that waits before its third round while a file lies there: a run that a test can hold, however fast the
-machine is. The rounds themselves are those of `random`."""
+"""A selection that waits before its third round while a file exists, so that a test can hold a run on any machine.
+Its rounds are those of `random`."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from cpfl.federation.selection import Cohort, Random
+from cpfl.federation.selection.base import CohortInfo, Random
 
 FREE_ROUNDS = 2
 
 
 class Gated(Random):
-    """Nobody passes while the gate is there."""
+    """No round after the second starts while the file exists."""
 
-    foresees = False  # a round is not begun before the one before it is closed
+    plans_ahead = False  # a round starts after the one before it is closed
 
-    def __init__(self, cohort: Cohort, gate: str) -> None:
+    def __init__(self, cohort: CohortInfo, gate: str) -> None:
         super().__init__(cohort)
         self._gate = Path(gate)
 
-    def choose(
-        self, able: Sequence[int], wanted: int, round: int, rng: np.random.Generator, clock: float
+    def select(
+        self, available: Sequence[int], count: int, round: int, rng: np.random.Generator, clock: float
     ) -> Sequence[int]:
         while round > FREE_ROUNDS and self._gate.exists():
             time.sleep(0.02)
-        return super().choose(able, wanted, round, rng, clock)
+        return super().select(available, count, round, rng, clock)
 
 
 class Gate:
-    """The file, and the settings of a run that heeds it."""
+    """The file, and the settings of a run that waits for it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "gate"

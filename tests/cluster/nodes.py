@@ -30,7 +30,7 @@ STORE = 80 * 2**20  # bytes of a node's object store: the smallest that Ray take
 
 
 def until(ready: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait for something, not for ever."""
+    """Wait for something for a limited time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = ready()
@@ -41,16 +41,16 @@ def until(ready: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 class Nodes:
-    """The cluster, and what can happen to it."""
+    """The cluster and its nodes."""
 
     def __init__(self, nodes: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as door:
             port = door.getsockname()[1]
         self.address = f"127.0.0.1:{port}"
-        self._place = tempfile.mkdtemp(prefix="ray-")  # sockets lie there, and their paths must be short
+        self._folder = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets
         self._processes: list[subprocess.Popen[bytes]] = []
         self._started = 0
-        where = ["--head", f"--port={port}", f"--temp-dir={self._place}", "--include-dashboard=false"]
+        where = ["--head", f"--port={port}", f"--temp-dir={self._folder}", "--include-dashboard=false"]
         try:
             self._start(*where, "--num-cpus=0")
             for _ in range(nodes):  # one after the other: two that start at once on one address get in each other's way
@@ -60,14 +60,14 @@ class Nodes:
             raise
 
     def add(self, cpus: int = 1, gpus: int = 0, **variables: str) -> subprocess.Popen[bytes]:
-        """One more node, with these environment variables. Its GPUs are only claimed: Ray takes our word for it."""
-        there = [f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
-        return self._start(f"--address={self.address}", *there, **variables)
+        """One more node, with these environment variables. Its GPUs are only claimed: Ray does not check."""
+        resources = [f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+        return self._start(f"--address={self.address}", *resources, **variables)
 
     def _start(self, *words: str, **variables: str) -> subprocess.Popen[bytes]:
         common = ["--block", "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE}", "--disable-usage-stats"]
         self._started += 1
-        with open(Path(self._place) / f"node-{self._started}.log", "wb") as log:
+        with open(Path(self._folder) / f"node-{self._started}.log", "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", START, "start", *words, *common],
                 env={**os.environ, **QUIET, **variables}, stdout=log, stderr=log, start_new_session=True,
@@ -78,19 +78,19 @@ class Nodes:
         return process
 
     def remove(self, process: subprocess.Popen[bytes]) -> None:
-        """As if its plug were pulled: all its processes at once."""
+        """Kill all its processes at once."""
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(120)
         self._processes.remove(process)
 
     def dismiss(self, process: subprocess.Popen[bytes]) -> None:
-        """It takes its leave, so that the head knows at once."""
+        """Stop it with SIGTERM, so that the head knows at once."""
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(120)
         self._processes.remove(process)
 
     def end(self) -> None:
-        """Nothing stays behind."""
+        """Stop all processes and delete their files."""
         for process in reversed(self._processes):
             os.killpg(process.pid, signal.SIGTERM)
         for process in self._processes:
@@ -98,7 +98,7 @@ class Nodes:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def cpfl(*words: str | Path) -> list[str]:
@@ -117,7 +117,7 @@ def start(*words: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
 
 
 def kill_started() -> None:
-    """A test that failed leaves nothing behind for the next one."""
+    """End programs that a failed test left running."""
     for process in STARTED:
         process.kill()
         process.wait()
@@ -159,11 +159,11 @@ def workers(run: Path) -> list[dict[str, Any]]:
 
 
 def at_work(process: subprocess.Popen[str], run: Path, least: int) -> list[dict[str, Any]]:
-    """The workers that have cohorts, as soon as there are so many of them and some rounds are done."""
+    """The workers with cohorts, as soon as at least `least` have some and four rounds are closed."""
 
     def found() -> list[dict[str, Any]]:
         if process.poll() is not None:
-            raise AssertionError(f"the run is over before {least} workers were seen at work:\n{ended(process)}")
+            raise AssertionError(f"the run ended before {least} workers were seen at work:\n{ended(process)}")
         those = [worker for worker in workers(run) if worker["cohorts"]]
         done = sum(map(len, rounds(run).values())) if (run / "rounds").is_dir() else 0
         return those if len(those) >= least and done >= 4 else []

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster is told in one sentence, with exit code 2, before anything is written."""
+"""A problem with a cluster ends with one sentence and exit code 2, before anything is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.nodes import LOOPBACK, Nodes
-from tests.cluster.test_own_things import written
+from tests.cluster.test_user_files import written
 from tests.conftest import Command
 
 import cpfl as package
@@ -60,8 +60,8 @@ def refused(cluster: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Any:
     assert process.stdout is not None
 
     def ask(*words: str | Path) -> str:
-        place = ["--engine", "ray", "--address", cluster.address, "--out", out]
-        print(json.dumps(["run", "digits", *map(str, [*words, *place])]), file=process.stdin, flush=True)
+        options = ["--engine", "ray", "--address", cluster.address, "--out", out]
+        print(json.dumps(["run", "digits", *map(str, [*words, *options])]), file=process.stdin, flush=True)
         code, said = json.loads(process.stdout.readline())
         assert code == 2, said
         assert not out.exists()
@@ -77,17 +77,17 @@ def refused(cluster: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--engine", "workers", "--address", "auto"], "go with --engine ray, not with workers"),
+        (["--engine", "workers", "--address", "auto"], "go with engine = ray, not with workers"),
         (["--engine", "ray", "--address", "ray://head:10001"], "is a Ray client's address: host:port"),
-        (["--engine", "ray", "--address", "head"], "--address head is not an address: host:port"),
-        (["--engine", "ray", "--gpu-share", "1.5"], "--gpu-share 1.5 is not allowed: at least 0.0001"),
-        (["--engine", "ray", "--gpu-share", "0.00005"], "--gpu-share 5e-05 is not allowed: at least 0.0001"),
-        (["--engine", "ray", "--gpu-share", "nan"], "--gpu-share nan is not allowed: at least 0.0001"),
-        (["--engine", "ray", "--device", "cuda:1"], "--device cuda:1 does not go with --engine ray: auto, cpu, cuda"),
-        (["--engine", "ray", "--device", "mps"], "--device mps does not go with --engine ray: auto, cpu, cuda"),
+        (["--engine", "ray", "--address", "head"], "address = head is not an address: host:port"),
+        (["--engine", "ray", "--gpu-share", "1.5"], "gpu_share = 1.5 is not allowed: at least 0.0001"),
+        (["--engine", "ray", "--gpu-share", "0.00005"], "gpu_share = 5e-05 is not allowed: at least 0.0001"),
+        (["--engine", "ray", "--gpu-share", "nan"], "gpu_share = nan is not allowed: at least 0.0001"),
+        (["--engine", "ray", "--device", "cuda:1"], "device = cuda:1 does not go with engine = ray: auto, cpu, cuda"),
+        (["--engine", "ray", "--device", "mps"], "device = mps does not go with engine = ray: auto, cpu, cuda"),
     ],
 )
-def test_what_needs_no_cluster_to_be_seen(cpfl_command: Command, tmp_path: Path, words: list[str], said: str) -> None:
+def test_checks_that_need_no_cluster(cpfl_command: Command, tmp_path: Path, words: list[str], said: str) -> None:
     answer = cpfl_command("run", "digits", *words, "--out", tmp_path / "run")
     assert answer.code == 2
     assert said in answer.err
@@ -100,22 +100,22 @@ def test_no_cluster_at_the_address(cpfl_command: Command, tmp_path: Path) -> Non
     answer = cpfl_command("run", "digits", "--engine", "ray", "--address", f"127.0.0.1:{port}", "--out", "run")
     assert answer.code == 2
     (said,) = answer.err.strip().splitlines()
-    assert f"there is no Ray cluster at --address 127.0.0.1:{port}" in said
+    assert f"there is no Ray cluster at address = 127.0.0.1:{port}" in said
     assert not (tmp_path / "run").exists()
 
 
-# Somebody who has reached the cluster already, and then names it, or another one.
+# A process that is connected to the cluster already names it, or another one.
 REACHED = """
 import sys
 import ray
-from cpfl.engines.ray import Place, cluster
+from cpfl.engines.ray import ClusterConfig, cluster
 from cpfl.errors import ClusterError
 
 ray.init(address=sys.argv[1], log_to_driver=False)
 port = sys.argv[1].partition(":")[2]
 for address in (sys.argv[1], f"localhost:{port}", "auto", "", f"192.0.2.1:{port}", "127.0.0.1:1"):
     try:
-        print(address, cluster.connect(Place(address)))
+        print(address, cluster.connect(ClusterConfig(address)))
     except ClusterError as error:
         print(error)
 """
@@ -131,7 +131,7 @@ def test_another_cluster_than_the_one_in_use(cluster: Nodes) -> None:
     *same, elsewhere, nowhere = done.stdout.splitlines()
     assert len(same) == 4
     assert all(line.endswith(" False") for line in same)
-    in_use = f"this process uses the Ray cluster at {cluster.address} already, not --address "
+    in_use = f"this process uses the Ray cluster at {cluster.address} already, not address = "
     assert elsewhere.startswith(f"{in_use}192.0.2.1:")
     assert nowhere == f"{in_use}127.0.0.1:1: say that one"
 
@@ -139,33 +139,33 @@ def test_another_cluster_than_the_one_in_use(cluster: Nodes) -> None:
 @pytest.mark.cluster
 def test_a_cluster_that_lacks_what_is_wanted(refused: Refused, cluster: Nodes, tmp_path: Path) -> None:
     said = refused("--workers", "9")
-    assert "has 2 CPUs: 9 workers, each with a CPU, do not fit there; allowed: --workers 1 to 2" in said
+    assert "has 2 CPUs: 9 workers, each with a CPU, do not fit there; allowed: workers = 1 to 2" in said
     said = refused("--device", "cuda")
-    assert f"--device cuda asks for GPUs, and the Ray cluster at {cluster.address} has none that Ray knows of" in said
-    assert "does not see --node-data" in refused("--node-data", tmp_path / "nowhere")
+    assert f"device = cuda asks for GPUs, and the Ray cluster at {cluster.address} has none that Ray knows of" in said
+    assert "does not see node_data" in refused("--node-data", tmp_path / "nowhere")
 
 
 @pytest.mark.cluster
 def test_gpus_that_are_too_few_or_of_no_use(refused: Refused, cluster: Nodes) -> None:
-    """A node says that it has two GPUs, and five CPUs to go with them; torch finds none there."""
+    """A node claims two GPUs and five CPUs; torch finds no GPU there."""
     node = cluster.add(cpus=5, gpus=2)
     try:
         said = refused("--gpu-share", "0.2", "--workers", "6")
         assert "has 7 CPUs and 2 GPUs: 6 workers, each with 0.2 GPU and a CPU of one node, do not fit there" in said
-        assert said.endswith("allowed: --workers 1 to 5")
-        assert "allowed: --workers 1 to 2" in refused("--gpu-share", "0.6", "--workers", "3")
-        assert "cannot use there: install a torch for them on all nodes, or choose --device cpu" in refused()
-        assert "allowed: --workers 1 to 7" in refused("--device", "cpu", "--workers", "8")
+        assert said.endswith("allowed: workers = 1 to 5")
+        assert "allowed: workers = 1 to 2" in refused("--gpu-share", "0.6", "--workers", "3")
+        assert "cannot use there: install a torch for them on all nodes, or set device = cpu" in refused()
+        assert "allowed: workers = 1 to 7" in refused("--device", "cpu", "--workers", "8")
     finally:
         cluster.dismiss(node)
 
 
 @pytest.mark.cluster
 def test_nodes_with_other_data_than_the_driver(refused: Refused, tmp_path: Path) -> None:
-    here, there = written(tmp_path / "here"), written(tmp_path / "there")
-    shutil.copyfile(there / "mine/test-00000-of-00001.parquet", there / "mine/train-00000-of-00001.parquet")
-    said = refused("--set", "data.train=mine", "--data", here, "--node-data", there)
-    assert f"the train data in --node-data {there} are not the driver's: checksums differ" in said
+    driver, nodes = written(tmp_path / "driver"), written(tmp_path / "nodes")
+    shutil.copyfile(nodes / "mine/test-00000-of-00001.parquet", nodes / "mine/train-00000-of-00001.parquet")
+    said = refused("--set", "data.train=mine", "--data", driver, "--node-data", nodes)
+    assert f"the train data in node_data = {nodes} are not the driver's: checksums differ" in said
 
 
 @pytest.mark.cluster

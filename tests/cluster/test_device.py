@@ -1,25 +1,25 @@
-"""The device that was asked for is the one that workers train on, however it was said."""
+"""Workers train on the device that was asked for, in whichever setting."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from cpfl.engines.ray.place import Place, settled
+from cpfl.engines.ray.config import ClusterConfig, resolve_cluster
 from cpfl.errors import SettingError
 
 pytest.importorskip("ray")
 
 
-def test_the_device_goes_with_the_cluster() -> None:
-    assert settled(None, "cpu") == Place(device="cpu")
-    assert settled(Place("head:6379", 0.5), "cpu") == Place("head:6379", 0.5, "cpu")
-    assert settled(Place("head:6379", device="cpu"), "auto").device == "cpu"
+def test_the_device_is_merged_into_the_cluster_config() -> None:
+    assert resolve_cluster(None, "cpu") == ClusterConfig(device="cpu")
+    assert resolve_cluster(ClusterConfig("head:6379", 0.5), "cpu") == ClusterConfig("head:6379", 0.5, "cpu")
+    assert resolve_cluster(ClusterConfig("head:6379", device="cpu"), "auto").device == "cpu"
     with pytest.raises(SettingError, match="device = cuda and a cluster with device = cpu: say one of them"):
-        settled(Place("head:6379", device="cpu"), "cuda")
+        resolve_cluster(ClusterConfig("head:6379", device="cpu"), "cuda")
 
 
-def test_a_worker_leaves_a_gpu_alone_that_it_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_a_gpu_share_uses_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from cpfl.engines.ray.worker import Worker
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,4 +1,4 @@
-"""The same experiment gives the same records in one process, on a cluster of this machine's own, on eight workers."""
+"""The same experiment gives the same records in one process, on a local cluster and on eight workers."""
 
 from __future__ import annotations
 
@@ -15,39 +15,38 @@ pytestmark = pytest.mark.cluster
 pytest.importorskip("ray")
 
 
-def test_algorithms_that_remember_and_cohorts_that_wait_to_be_judged(
-    plain: Callable[..., Path], tmp_path: Path
-) -> None:
-    """SCAFFOLD's rows travel with a cohort, and the rule joint judges in the driver between two legs."""
+def test_client_state_and_the_joint_stopping_rule(plain: Callable[..., Path], tmp_path: Path) -> None:
+    """SCAFFOLD's client states travel with a cohort; the rule joint evaluates in the driver between two phases."""
     changes = {
-        "federation.local": "scaffold", "federation.momentum": 0, "federation.local_epochs": 2,
-        "stopping.rule": "joint", "stopping.every": 3,
+        "federation.client": "scaffold", "federation.momentum": 0, "federation.local_epochs": 2,
+        "stopping.rule": "joint", "stopping.eval_interval": 3,
     }  # fmt: skip
     out = tmp_path / "run"
     process = start("run", "digits", *settings(SMALL | changes), "--engine", "ray", "--workers", "2", "--out", out)
     alone = plain(SMALL | changes)
     assert "Ray: 2 workers on 1 node, a core each" in ended(process)
     same(out, alone)
-    assert (out / "judgements.jsonl").read_text() == (alone / "judgements.jsonl").read_text()
+    assert (out / "evaluations.jsonl").read_text() == (alone / "evaluations.jsonl").read_text()
     assert json.loads((out / "summary.json").read_text())["engine"] == "ray"
 
 
 FEW: dict[str, Any] = SMALL | {"cohorts": 2, "max_rounds": 6, "distillation.epochs": 1}
 COMBINED: dict[str, dict[str, Any]] = {
-    "buffered updates, a server that remembers, two models": {
-        "federation.buffer": 3, "federation.concurrency": 6, "federation.server": "fedadam", "cohorting.plan": "speed",
-        "cohorting.models.1": "femnist-cnn", "devices.crash_rate": 0.1,
+    "buffered updates, a stateful server optimizer, two models": {
+        "federation.buffer_size": 3, "federation.concurrency": 6, "federation.server": "fedadam",
+        "assignment.rule": "speed", "model.by_cohort.1": "femnist-cnn", "devices.crash_rate": 0.1,
     },
-    "a selection that learns, a server that sees all models": {
+    "a stateful selection, a server optimizer that compares all models": {
         "federation.selection": "oort", "federation.participation": 0.5, "federation.server": "krum",
-        "federation.byzantine": 1, "federation.chosen": 3, "cohorting.plan": "label-balanced",
+        "federation.server_args.num_byzantine": 1, "federation.server_args.num_selected": 3,
+        "assignment.rule": "label-balanced",
     },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("combined", COMBINED)
 def test_algorithms_together(cluster: Nodes, plain: Callable[..., Path], tmp_path: Path, combined: str) -> None:
-    """A worker has a cohort with its planner, its server's memory and its model, and another the other cohort."""
+    """Each of two workers has a cohort with its planner, its server optimizer's state and its model."""
     changes, out = FEW | COMBINED[combined], tmp_path / "run"
     where = ["--engine", "ray", "--address", cluster.address]
     process = start("run", "digits", *settings(changes), *where, "--out", out)
@@ -56,7 +55,7 @@ def test_algorithms_together(cluster: Nodes, plain: Callable[..., Path], tmp_pat
     same(out, alone)
     kept = rounds(out)
     assert sorted(kept) == ["cohort-0000", "cohort-0001"]
-    if "federation.buffer" in changes:
+    if "federation.buffer_size" in changes:
         assert all(any(record.get("stale") for record in cohort) for cohort in kept.values())
         assert len({(out / "models" / f"{name}.safetensors").stat().st_size // 10_000 for name in kept}) == 2
     else:

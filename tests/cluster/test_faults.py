@@ -1,4 +1,4 @@
-"""What a cluster can lose: a worker, a node, the driver. Nothing is lost with them but what was open."""
+"""Workers, nodes and the driver die: only open rounds are lost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.cluster.nodes import Nodes, at_work, ended, events, rounds, same, set
 
 pytestmark = pytest.mark.cluster
 LARGE = {**SMALL, "model.args.hidden": 1000}  # 300 KB: Ray leaves it on the worker's node
-# The teachers look at forty views of the public set, one after the other.
+# The teachers label forty views of the public set, one after the other.
 LABELLING = {
-    **SMALL, "distillation.augment": "mirror", "distillation.same_views": "true", "distillation.views": 40,
+    **SMALL, "distillation.augment": "flip", "distillation.same_views": "true", "distillation.views": 40,
     "distillation.epochs": 40,
 }  # fmt: skip
 
@@ -32,12 +32,12 @@ def test_a_worker_is_killed_and_a_node_is_removed(
 ) -> None:
     node = cluster.add()
     out = tmp_path / "run"
-    place = ["--engine", "ray", "--address", cluster.address, "--workers", "3"]
+    options = ["--engine", "ray", "--address", cluster.address, "--workers", "3"]
     held = gate.settings(SMALL)
-    process = start("run", "digits", *settings(held), *place, "--out", out)
+    process = start("run", "digits", *settings(held), *options, "--out", out)
     found = at_work(process, out, 3)
-    there = next(worker["pid"] for worker in found if os.getpgid(worker["pid"]) == node.pid)
-    victim = next(worker["pid"] for worker in found if worker["pid"] != there)
+    lost = next(worker["pid"] for worker in found if os.getpgid(worker["pid"]) == node.pid)
+    victim = next(worker["pid"] for worker in found if worker["pid"] != lost)
     os.kill(victim, signal.SIGKILL)
     until(lambda: died(out), 200, "the death of the worker is seen")
     cluster.remove(node)
@@ -45,7 +45,7 @@ def test_a_worker_is_killed_and_a_node_is_removed(
     said = ended(process)
     same(out, plain(held))
     assert [event["pid"] for event in died(out)][:1] == [victim]
-    assert there in [event["pid"] for event in died(out)]
+    assert lost in [event["pid"] for event in died(out)]
     again = died(out)[0]["run_again"]
     assert again
     assert {one["cohort"] for one in again} <= set(range(4))
@@ -55,26 +55,26 @@ def test_a_worker_is_killed_and_a_node_is_removed(
 def test_a_node_is_removed_with_models_in_its_store(
     cluster: Nodes, plain: Callable[..., Path], gate: Gate, tmp_path: Path
 ) -> None:
-    """The driver is halted until the node has letters for it and is gone: they can be fetched no more."""
+    """The driver is paused until the node has messages for it and is lost: they can no longer be fetched."""
     node = cluster.add()
     out = tmp_path / "run"
-    place = ["--engine", "ray", "--address", cluster.address, "--workers", "3"]
+    options = ["--engine", "ray", "--address", cluster.address, "--workers", "3"]
     held = gate.settings(LARGE)
-    process = start("run", "digits", *settings(held), *place, "--out", out)
+    process = start("run", "digits", *settings(held), *options, "--out", out)
     found = at_work(process, out, 3)
-    there = next(worker["pid"] for worker in found if os.getpgid(worker["pid"]) == node.pid)
+    lost = next(worker["pid"] for worker in found if os.getpgid(worker["pid"]) == node.pid)
     process.send_signal(signal.SIGSTOP)
     gate.open()
-    time.sleep(3)  # the worker's open call for letters is answered, and the answer lies on its node
+    time.sleep(3)  # the worker's open call for messages is answered, and the answer is stored on its node
     cluster.remove(node)
     process.send_signal(signal.SIGCONT)
     ended(process)
     same(out, plain(held))
-    assert [event["pid"] for event in died(out)] == [there]
+    assert [event["pid"] for event in died(out)] == [lost]
 
 
 def test_a_node_is_lost_as_a_run_begins(cluster: Nodes, tmp_path: Path) -> None:
-    """The head takes some seconds to know of it, and has the node for one of its own until then."""
+    """The head takes some seconds to notice and counts the node until then."""
     cluster.remove(cluster.add())
     out = tmp_path / "run"
     said = ended(
@@ -87,36 +87,36 @@ def test_the_driver_is_killed_and_resumed_and_a_worker_dies_while_teachers_label
     cluster: Nodes, plain: Callable[..., Path], gate: Gate, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    place = ["--address", cluster.address, "--workers", "2"]
+    options = ["--address", cluster.address, "--workers", "2"]
     held = gate.settings(LABELLING)
-    process = start("run", "digits", *settings(held), "--engine", "ray", *place, "--out", out)
+    process = start("run", "digits", *settings(held), "--engine", "ray", *options, "--out", out)
     at_work(process, out, 2)
     process.kill()
     process.communicate(timeout=30)
     assert 0 < sum(map(len, rounds(out).values())) < 48
 
     gate.open()
-    process = start("resume", out, *place)
+    process = start("resume", out, *options)
     epochs = out / "epochs.jsonl"
     until(epochs.is_file, 120, "the student trains")
     victim = workers(out)[0]["pid"]
-    os.kill(victim, signal.SIGSTOP)  # it has a part of the next view's targets, or is given one
-    told: dict[int, bool] = {}  # by when: whether it was said to label
+    os.kill(victim, signal.SIGSTOP)  # it has a part of the next view's targets, or gets one
+    labelling: dict[int, bool] = {}  # by time of the report: whether it was reported to label
 
     def waited_for() -> bool:
-        """Three times in a row: one that has answered is said to label once more at most."""
+        """Three reports in a row: a worker that has answered is reported to label at most once more."""
         said = {worker["pid"]: worker["load"] for worker in workers(out)}
-        told[(out / "workers.json").stat().st_mtime_ns] = said.get(victim) == 1.0
-        return len(told) > 3 and all(list(told.values())[-3:])
+        labelling[(out / "workers.json").stat().st_mtime_ns] = said.get(victim) == 1.0
+        return len(labelling) > 3 and all(list(labelling.values())[-3:])
 
     until(waited_for, 200, "it is seen to label")
     os.kill(victim, signal.SIGKILL)
     said = ended(process)
     same(out, plain(held))
-    assert "going on after" in said
+    assert "resuming after" in said
     assert "died; run again elsewhere: 1 of 2 parts of the targets" in said
     assert [event["pid"] for event in died(out)] == [victim]
     (again,) = died(out)[0]["run_again"]
     assert again["piece"][0] > 0
     assert again["piece"][1:] in ([0, 1024], [1024, 1500])
-    assert [event["engine"] for event in events(out) if event["event"] == "resumed"] == ["ray"]  # as it began
+    assert [event["engine"] for event in events(out) if event["event"] == "resumed"] == ["ray"]  # as at the start

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.nodes import LOOPBACK, Nodes, ended, events, settings, start
-from tests.cluster.test_own_things import written
+from tests.cluster.test_user_files import written
 
 import cpfl
 from cpfl.errors import SettingError
@@ -47,29 +47,29 @@ def test_a_sweep_on_two_nodes_is_that_of_one_process(cluster: Nodes, tmp_path: P
 
 
 def test_jobs_are_for_one_machine(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="jobs = 2 goes with runs on this machine: with --engine ray, say --workers"):
+    with pytest.raises(SettingError, match="jobs = 2 is for runs on this machine: with engine = 'ray', set workers"):
         cpfl.sweep("digits", cohorts=[1, 2], out=tmp_path / "sweep", engine="ray", jobs=2)
     assert not (tmp_path / "sweep").exists()
 
 
-# Sweeps that come to nothing: too many workers, GPUs that are not there, and somebody who looks on and fails.
+# Sweeps that fail: too many workers, GPUs that do not exist, and a callback that raises.
 VAIN = """
 import sys
 import cpfl, ray
-from cpfl.engines.ray import Place
+from cpfl.engines.ray import ClusterConfig
+from cpfl.sweep import SweepCallback
 
-class Looking:
-    def on_note(self, text): ...
-    def on_plan(self, plan, finished):
+class Looking(SweepCallback):
+    def on_start(self, grid, finished):
         assert ray.is_initialized()
         raise LookupError("cannot look")
 
-words = {"out": sys.argv[2], "engine": "ray", "cluster": Place(sys.argv[1])}
+words = {"out": sys.argv[2], "engine": "ray", "cluster": ClusterConfig(sys.argv[1])}
 for what, more in (
     (cpfl.sweep, {"cohorts": [1], "workers": 3}),
     (cpfl.sweep, {"cohorts": [1], "device": "cuda"}),
     (cpfl.run, {"device": "cuda"}),
-    (cpfl.sweep, {"cohorts": [1], "watcher": Looking()}),
+    (cpfl.sweep, {"cohorts": [1], "callback": Looking()}),
 ):
     try:
         what("digits", **words, **more)
@@ -86,10 +86,10 @@ def test_the_cluster_is_let_go_whatever_happens(cluster: Nodes, tmp_path: Path) 
     )  # fmt: skip
     too_many, *no_gpus, cannot_look = done.stdout.splitlines()
     for said in no_gpus:
-        assert said.startswith("--device cuda asks for GPUs, and the Ray cluster at ")
+        assert said.startswith("device = cuda asks for GPUs, and the Ray cluster at ")
         assert said.endswith(" has none that Ray knows of False")
     assert len(no_gpus) == 2
-    assert too_many.endswith("3 workers, each with a CPU, do not fit there; allowed: --workers 1 to 2 False")
+    assert too_many.endswith("3 workers, each with a CPU, do not fit there; allowed: workers = 1 to 2 False")
     assert cannot_look == "cannot look False"
 
 
@@ -97,18 +97,18 @@ def test_the_cluster_is_let_go_whatever_happens(cluster: Nodes, tmp_path: Path) 
 CARDS = """
 import json, os, pathlib, sys
 import ray
-from cpfl.engines.ray import Place
+from cpfl.engines.ray import ClusterConfig
 from cpfl.sweep import on_ray
 
 def look():
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
-hall = on_ray.Hall(Place(sys.argv[1], 0.5), pathlib.Path(sys.argv[2]), None, 0)
+scheduler = on_ray.ClusterScheduler(ClusterConfig(sys.argv[1], 0.5), pathlib.Path(sys.argv[2]), None, 0)
 one = on_ray.task(look, {"num_cpus": 1, "num_gpus": 0.5}, True)
 runs = [ray.get(one.remote()) for _ in range(6)]
-drivers = [ray.get(on_ray.task(look, hall.driver(), True).remote()) for _ in range(2)]
+drivers = [ray.get(on_ray.task(look, scheduler.driver(), True).remote()) for _ in range(2)]
 print(json.dumps([runs, drivers]))
-hall.close()
+scheduler.close()
 """
 
 

@@ -16,16 +16,16 @@ import cpfl
 
 pytest.importorskip("flwr", reason="a real federation needs Flower: pip install 'cpfl[flower]'")
 
-from cpfl import experiment_file
-from cpfl.deploy.loopback import Loopback
+from cpfl.deploy.local_fleet import LocalFleet
+from cpfl.settings import experiment_file
 
 APP = Path(__file__).parent / "app"
-PRELOAD = ["sklearn.datasets", "flwr.serverapp.strategy", "no_such_module"]  # what is not there does no harm
+PRELOAD = ["sklearn.datasets", "flwr.serverapp.strategy", "no_such_module"]  # an unknown module does no harm
 
 
 @pytest.fixture(scope="session", autouse=True)
-def loopback_is_there() -> None:
-    """Some sandboxes have no network at all, not even with themselves."""
+def loopback_network() -> None:
+    """Some sandboxes have no loopback network."""
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -34,7 +34,7 @@ def loopback_is_there() -> None:
 
 
 class Trap:
-    """Stands where a proxy to the outside would: whoever calls anybody but this machine is heard here."""
+    """A proxy that records every connection to another machine."""
 
     def __init__(self) -> None:
         self.calls: list[bytes] = []
@@ -57,8 +57,8 @@ class Trap:
         self._door.close()
 
 
-class Fleet(Loopback):
-    """A fleet with an app of its own, whose calls to the outside end in a trap."""
+class Fleet(LocalFleet):
+    """A fleet with the test app, whose connections to other machines end in a trap."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
@@ -69,27 +69,27 @@ class Fleet(Loopback):
 
     def app(self, experiment: cpfl.Experiment, strategies: str = "") -> Path:
         """The digits app with these settings; a strategy for each cohort if named."""
-        place = self.folder / "app"
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(APP, place, ignore=shutil.ignore_patterns("__pycache__"))
-        (place / "experiment.toml").write_text(experiment_file.to_toml(experiment))
-        (place / "strategies.md").write_text(strategies)
-        return place
+        folder = self.folder / "app"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "experiment.toml").write_text(experiment_file.to_toml(experiment))
+        (folder / "strategies.md").write_text(strategies)
+        return folder
 
     def nodes(self, count: int, **config: Any) -> None:
-        """So many sound nodes, client 0 first."""
+        """Start so many sound nodes, client 0 first."""
         for client in range(count):
             self.node(client, **config)
 
     def node(self, client: int, **config: Any) -> None:
-        """One node for a client."""
+        """Start a node for a client."""
         name = f"node-{client}"
-        if self.secure and not (self.folder / "keys" / name).exists():
+        if not (self.folder / "keys" / name).exists():
             self.register(name)
-        self.start_node(name, {"client": client, "smallest": 2, **config})
+        self.start_node(name, {"client": client, "min_clients": 2, **config})
 
     def finish(self, seconds: float) -> None:
-        """The run ends well, in time."""
+        """The run completes in time."""
         ended = self.wait(seconds)
         assert ended == "finished:completed", f"{ended}\n{self.tail('run', 3000)}\n{self.tail('superlink', 3000)}"
 
@@ -101,7 +101,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
 
     def make(name: str = "fleet", **options: Any) -> Fleet:
         made.append(Fleet(tmp_path / name, preload=PRELOAD, **options))
-        made[-1].start_link()
+        made[-1].start_superlink()
         return made[-1]
 
     try:

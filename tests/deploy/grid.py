@@ -1,4 +1,4 @@
-"""A grid without a network: nodes are client apps in this process. What is tested is what talks over it."""
+"""A grid without a network: nodes are client apps in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Nodes(Grid):
     """Answers every message at once, unless told otherwise."""
 
     def __init__(self) -> None:
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # what Flower's own processes set
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # set by Flower's own processes
         self.apps: dict[int, tuple[ClientApp, Context]] = {}
         self.gone: set[int] = set()
         self.silent: dict[int, str] = {}  # node → the kind of message that it never answers

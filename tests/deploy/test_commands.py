@@ -1,7 +1,7 @@
 """The commands of docs/deploy.md as they stand there, and what `cpfl deploy` says to mistakes.
 
-What runs to its end: cpfl deploy new, cpfl deploy local, cpfl report, mkdir -p, openssl req, openssl x509, export,
-ssh-keygen -q, flwr supernode, flwr run. What stays: flower-superlink --host, cpfl deploy node.
+Commands that end: cpfl deploy new, cpfl deploy local, cpfl report, mkdir -p, openssl req, openssl x509, export,
+ssh-keygen -q, flwr supernode, flwr run. Commands that keep running: flower-superlink --host, cpfl deploy node.
 Variables: FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import cpfl
-from cpfl.deploy.loopback import descendants, free_port
+from cpfl.deploy.local_fleet import descendants, free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 BLOCK = re.compile(r"^<!-- run in tests/deploy/test_commands.py -->\n```sh\n(.*?)^```", re.M | re.S)
@@ -31,7 +31,7 @@ STAY = ("flower-superlink", "cpfl deploy node")
 
 
 class Shell:
-    """A reader at a terminal, in a folder of their own; what they leave running ends with the test."""
+    """A terminal in its own folder; commands that keep running end with the test."""
 
     def __init__(self, folder: Path, replaced: dict[str, str]) -> None:
         self.folder, self._replaced, self.running = folder, replaced, list[subprocess.Popen[Any]]()
@@ -39,7 +39,7 @@ class Shell:
         self.environment = {**os.environ, "PATH": path, "FLWR_HOME": str(folder / "home")}
 
     def do(self, text: str, seconds: float = 270.0) -> str:
-        """Run a block to its end, or leave it running if it is of that kind."""
+        """Run a block to its end, or leave it running if it starts a server."""
         for old, new in self._replaced.items():
             text = text.replace(old, new)
         words = ["bash", "-euc", text]
@@ -107,7 +107,7 @@ def test_on_one_laptop(shell: Any, tmp_path: Path) -> None:
     shell.do(laptop.replace("--nodes 8", "--nodes 6").replace("max_rounds=5", "max_rounds=2"))
     assert cpfl.load_run(tmp_path / "runs" / "fleet").summary["cohorts"] == 2
     about = json.loads((tmp_path / "runs" / "fleet" / "run.json").read_text())
-    assert all(sum(row) > 0 for row in about["label_counts"]), "three clients in a cohort tell their sum"
+    assert all(sum(row) > 0 for row in about["label_counts"]), "three clients in a cohort reveal their sum"
 
 
 @pytest.mark.fleet
@@ -148,8 +148,8 @@ def left_over(folder: Path) -> list[str]:
 @pytest.mark.fleet
 @pytest.mark.timeout(280)
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
-def test_ctrl_c_takes_everything_down(tmp_path: Path) -> None:
-    """No process and no folder stays behind, whenever it comes."""
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    """No process and no temporary folder remains."""
     words = ["deploy", "local", "--nodes", "2", "--cohorts", "1", "--keep", "kept", "--out", "run"]
     process = subprocess.Popen(
         [sys.executable, "-m", "cpfl", *words],
@@ -193,7 +193,7 @@ def test_new_writes_the_template(cpfl_command: Callable[..., Any], tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["new", "full"], "not an empty folder"),
         (["local", "full"], "no Flower app"),
@@ -203,11 +203,11 @@ def test_new_writes_the_template(cpfl_command: Callable[..., Any], tmp_path: Pat
         (["local", "--set", "a b=1"], "no spaces"),
     ],
 )
-def test_mistakes(cpfl_command: Callable[..., Any], tmp_path: Path, words: list[str], told: str) -> None:
+def test_mistakes(cpfl_command: Callable[..., Any], tmp_path: Path, words: list[str], expected: str) -> None:
     """One sentence, exit code 2, nothing written."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").touch()
     answer = cpfl_command("deploy", *words)
     assert answer.code == 2
-    assert told in answer.err
+    assert expected in answer.err
     assert [path.name for path in tmp_path.iterdir()] == ["full"]

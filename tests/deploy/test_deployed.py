@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 import cpfl
-from cpfl import experiment_file
-from cpfl.board.board import Board
+from cpfl.dashboard.dashboard import Dashboard
+from cpfl.settings import experiment_file
 
 from .conftest import Fleet
 
@@ -36,11 +36,11 @@ def test_equals_its_simulation(fleet: Callable[..., Fleet], cpfl_command: Callab
     experiment = experiment_file.with_settings(experiment_file.load("digits"), SETTINGS)
     simulated = cpfl.run(experiment, engine="reference", out=tmp_path / "simulated")
 
-    there = fleet()
-    there.nodes(4)
-    there.run(there.app(experiment), {"out": str(tmp_path / "deployed")})
-    there.finish(220)
-    assert there.trap.calls == [], "somebody called home"
+    local = fleet()
+    local.nodes(4)
+    local.run(local.app(experiment), {"out": str(tmp_path / "deployed")})
+    local.finish(220)
+    assert local.trap.calls == [], "somebody called home"
 
     deployed = cpfl.load_run(tmp_path / "deployed")
     for name in ("start", "cohort-0000", "cohort-0001", "global"):
@@ -59,5 +59,5 @@ def test_equals_its_simulation(fleet: Callable[..., Fleet], cpfl_command: Callab
     assert about[0]["label_counts"] == about[1]["label_counts"], "summed under masks"
     cpfl_command("report", deployed.path).good()
     assert (deployed.path / "report.html").stat().st_size > 10_000
-    page, _ = Board(deployed.path).fresh()
+    page, _ = Dashboard(deployed.path).fresh()
     assert b"deployed" in page or b"finished" in page

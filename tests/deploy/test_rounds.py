@@ -1,4 +1,4 @@
-"""Rounds over a grid: bad answers, missing nodes, strategies, masked sums; nodes are in this process."""
+"""Rounds over a grid: invalid answers, missing nodes, strategies, masked sums; nodes run in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import cpfl
 from cpfl.deploy.client import client_app
 from cpfl.deploy.server import serve
-from cpfl.engines.flower import letters, post
+from cpfl.engines.flower import message_loop, messages
 from cpfl.errors import CpflError, SettingError, StalledError
 
 from .grid import Nodes
@@ -76,22 +76,22 @@ def nodes() -> Nodes:
     """Six sound nodes, numbers 100 to 105 for clients 0 to 5."""
     grid = Nodes()
     for client in range(6):
-        grid.add(100 + client, client_app(model, data), client=client, smallest=2)
+        grid.add(100 + client, client_app(model, data), client=client, min_clients=2)
     return grid
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody here is far away."""
-    monkeypatch.setattr(post, "ROLL_CALL", 0.0)
-    monkeypatch.setattr("cpfl.engines.flower.engine.PAUSE", 0.1)
-    monkeypatch.setattr("cpfl.engines.flower.roll.LOOK", 0.1)
+    """Short pauses."""
+    monkeypatch.setattr(message_loop, "NODE_LIST_SECONDS", 0.0)
+    monkeypatch.setattr("cpfl.engines.flower.engine.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("cpfl.engines.flower.client_registry.PAUSE_SECONDS", 0.1)
 
 
-def go(grid: Nodes, path: Path, strategy: Callable[[int], Strategy] | None = None, **config: Any) -> cpfl.Run:
+def deploy(grid: Nodes, path: Path, strategy: Callable[[int], Strategy] | None = None, **config: Any) -> cpfl.Run:
     """One run into a folder."""
-    told = {"out": str(path), "wait-seconds": 0.5, "round-seconds": 0.3, "tries": 2, "device": "cpu", **config}
-    context = Context(1, 0, {}, RecordDict(), told, 0)
+    run_config = {"out": str(path), "wait-seconds": 0.5, "round-seconds": 0.3, "tries": 2, "device": "cpu", **config}
+    context = Context(1, 0, {}, RecordDict(), run_config, 0)
     serve(grid, context, model, TEST, PUBLIC, cpfl.Experiment(**SETTINGS), strategy)
     return cpfl.load_run(path)
 
@@ -113,32 +113,38 @@ def close(one: cpfl.Run, other: cpfl.Run) -> bool:
 
 
 def test_a_run_is_its_simulation(nodes: Nodes, tmp_path: Path) -> None:
-    assert close(go(nodes, tmp_path / "real"), simulated(tmp_path / "simulated"))
+    assert close(deploy(nodes, tmp_path / "real"), simulated(tmp_path / "simulated"))
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedyogi": {"server": "fedyogi"},
-    "fedavgm, adam": {"server": "fedavgm", "local": "adam", "lr": 0.01},
+    "fedavgm, adam": {"server": "fedavgm", "client": "adam", "lr": 0.01},
     "fednova": {"server": "fednova"},
     "median": {"server": "median", "weights": "equal"},
-    "fedprox, falling rate": {"local": "fedprox", "mu": 0.5, "schedule": "step", "schedule_rounds": 1, "clip": 0.5},
+    "fedprox, falling rate": {
+        "client": "fedprox",
+        "client_args.mu": 0.5,
+        "lr_schedule": "step",
+        "lr_schedule_args.rounds": 1,
+        "max_grad_norm": 0.5,
+    },
 }
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithms_are_their_simulations(nodes: Nodes, tmp_path: Path, name: str) -> None:
-    told = {f"federation.{key}": value for key, value in ALGORITHMS[name].items()}
-    real, plain = go(nodes, tmp_path / "real", **told), simulated(tmp_path / "simulated", **told)
+    settings = {f"federation.{key}": value for key, value in ALGORITHMS[name].items()}
+    real, plain = deploy(nodes, tmp_path / "real", **settings), simulated(tmp_path / "simulated", **settings)
     assert close(real, plain)
     same = close(real, simulated(tmp_path / "fedavg"))
     assert same == (name == "fednova")  # all do as many steps here
 
 
-def test_a_server_s_memory_is_there_after_a_break(
+def test_a_server_optimizers_state_survives_a_break(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped after its second round and gone on with, a run ends as its simulation does."""
-    told = {"federation.server": "fedavgm", "checkpoint_seconds": 0, "max_rounds": 5}
+    """A run that is stopped after its second round and resumed ends as its simulation does."""
+    settings = {"federation.server": "fedavgm", "checkpoint_seconds": 0, "max_rounds": 5}
 
     class Enough(Exception):
         pass
@@ -148,27 +154,27 @@ def test_a_server_s_memory_is_there_after_a_break(
             raise Enough
 
     with monkeypatch.context() as patch:
-        patch.setattr("cpfl.deploy.server.Log.on_round", stop)
+        patch.setattr("cpfl.deploy.server.LogCallback.on_round", stop)
         with pytest.raises(Enough):
-            go(nodes, tmp_path / "real", **told)
-    assert close(go(nodes, tmp_path / "real", **told), simulated(tmp_path / "simulated", **told))
+            deploy(nodes, tmp_path / "real", **settings)
+    assert close(deploy(nodes, tmp_path / "real", **settings), simulated(tmp_path / "simulated", **settings))
 
 
 def test_cohorts_from_a_file(nodes: Nodes, tmp_path: Path) -> None:
-    """Who trains with whom may be told."""
+    """Cohorts may be given."""
     path = tmp_path / "plan.csv"
     path.write_text("client,cohort\n0,0\n1,0\n2,1\n3,1\n4,1\n5,0\n")
-    told = {"cohorting.plan": "csv", "cohorting.file": str(path)}
-    real = go(nodes, tmp_path / "real", **told)
-    assert json.loads((real.path / "run.json").read_text())["plan"] == [[0, 1, 5], [2, 3, 4]]
-    assert close(real, simulated(tmp_path / "simulated", **told))
+    settings = {"assignment.rule": "csv", "assignment.rule_args.file": str(path)}
+    real = deploy(nodes, tmp_path / "real", **settings)
+    assert json.loads((real.path / "run.json").read_text())["cohorts"] == [[0, 1, 5], [2, 3, 4]]
+    assert close(real, simulated(tmp_path / "simulated", **settings))
 
 
 @pytest.mark.parametrize("participation", [0.4, 0.7])
 def test_with_a_part_of_the_clients_in_every_round(nodes: Nodes, tmp_path: Path, participation: float) -> None:
-    """Those who judge a round are those who trained in it, though others train in the next."""
+    """The participants of a round evaluate its model, though others train in the next."""
     words = f"federation.participation={participation}"
-    real = go(nodes, tmp_path / "real", set=words)
+    real = deploy(nodes, tmp_path / "real", set=words)
     same = simulated(tmp_path / "simulated", **{"federation.participation": participation})
     assert close(real, same)
     for one, other in zip(real.rounds, same.rounds, strict=True):
@@ -179,7 +185,7 @@ def test_with_a_part_of_the_clients_in_every_round(nodes: Nodes, tmp_path: Path,
 def spoil(kind: str, content: RecordDict, how: str) -> None:
     if kind != "train" or "arrays" not in content:
         return
-    state = letters.state(content["arrays"])
+    state = messages.state(content["arrays"])
     metrics = dict(content["metrics"])
     match how:
         case "nan":
@@ -203,7 +209,7 @@ def spoil(kind: str, content: RecordDict, how: str) -> None:
         case "empty":
             del content["arrays"]
             return
-    content["arrays"] = letters.packed(state)
+    content["arrays"] = messages.packed(state)
     content["metrics"] = MetricRecord(metrics)
 
 
@@ -211,41 +217,41 @@ FAULTS = ["nan", "infinite", "shape", "type", "names", "forged", "huge", "negati
 
 
 @pytest.mark.parametrize("how", FAULTS)
-def test_nothing_wrong_enters_the_model(nodes: Nodes, tmp_path: Path, how: str) -> None:
-    """The round goes on without the bad client, its record names it, and the model is that of the others."""
+def test_no_invalid_answer_enters_the_model(nodes: Nodes, tmp_path: Path, how: str) -> None:
+    """The round continues without the client, its record names it, and the model is that of the others."""
     bad = 2
     mod = fault(lambda kind, content: spoil(kind, content, how))
-    nodes.add(100 + bad, client_app(model, data, mods=[mod]), client=bad, smallest=2)
-    run = go(nodes, tmp_path / "bad")
+    nodes.add(100 + bad, client_app(model, data, mods=[mod]), client=bad, min_clients=2)
+    run = deploy(nodes, tmp_path / "bad")
     sound = Nodes()
     for client in range(6):
-        sound.add(100 + client, client_app(model, data), client=client, smallest=2)
+        sound.add(100 + client, client_app(model, data), client=client, min_clients=2)
     sound.silent[100 + bad] = "train"
-    without = go(sound, tmp_path / "without")
+    without = deploy(sound, tmp_path / "without")
     assert close(run, without)
-    mine = next(i for i, group in enumerate(json.loads((run.path / "run.json").read_text())["plan"]) if bad in group)
+    mine = next(i for i, group in enumerate(json.loads((run.path / "run.json").read_text())["cohorts"]) if bad in group)
     for record in run.rounds:
-        named = {int(client) for client in record.get("left_out", {})}
+        named = {int(client) for client in record.get("excluded", {})}
         assert named == ({bad} if record["cohort"] == mine else set())
         assert bad not in record["participants"]
 
 
-def test_a_bad_judgement_does_not_count(nodes: Nodes, tmp_path: Path) -> None:
+def test_an_invalid_evaluation_does_not_count(nodes: Nodes, tmp_path: Path) -> None:
     def change(kind: str, content: RecordDict) -> None:
         if kind == "train" and "validation" in content["report"]:
             content["report"]["validation"] = -math.inf
 
-    nodes.add(101, client_app(model, data, mods=[fault(change)]), client=1, smallest=2)
-    run = go(nodes, tmp_path / "run")
+    nodes.add(101, client_app(model, data, mods=[fault(change)]), client=1, min_clients=2)
+    run = deploy(nodes, tmp_path / "run")
     assert all(math.isfinite(record["validation"]) for record in run.rounds)
-    assert any("judgement" in record.get("left_out", {}).get("1", "") for record in run.rounds)
+    assert any("evaluation" in record.get("excluded", {}).get("1", "") for record in run.rounds)
 
 
-def test_one_who_never_answers_is_waited_for_once(nodes: Nodes, tmp_path: Path) -> None:
-    """After that it is left out at once until it answers."""
+def test_a_silent_node_is_waited_for_once(nodes: Nodes, tmp_path: Path) -> None:
+    """After that it is excluded at once until it answers."""
     nodes.silent[103] = "train"
-    run = go(nodes, tmp_path / "run")
-    reasons = [record["left_out"]["3"] for record in run.rounds if "3" in record.get("left_out", {})]
+    run = deploy(nodes, tmp_path / "run")
+    reasons = [record["excluded"]["3"] for record in run.rounds if "3" in record.get("excluded", {})]
     assert reasons[0] == "no answer in time"
     assert set(reasons[1:]) == {"still busy with an earlier call"}
     assert (
@@ -255,25 +261,25 @@ def test_one_who_never_answers_is_waited_for_once(nodes: Nodes, tmp_path: Path) 
 
 
 def test_a_node_that_is_lost_in_the_middle_of_a_round(nodes: Nodes, tmp_path: Path) -> None:
-    """It is not waited for until the end of time: the SuperLink says that it left."""
+    """It is not waited for until the time limit: the SuperLink no longer lists it."""
     count = 0
 
     def change(kind: str, content: RecordDict) -> None:
         nonlocal count
         count += kind == "train"
-        if count > 6:  # the first round is over
+        if count > 6:  # after the first round
             nodes.gone.add(104)
 
     nodes.silent.clear()
-    nodes.add(100, client_app(model, data, mods=[fault(change)]), client=0, smallest=2)
-    nodes.add(102, client_app(model, data, mods=[fault(change)]), client=2, smallest=2)
-    nodes.add(105, client_app(model, data, mods=[fault(change)]), client=5, smallest=2)
-    run = go(nodes, tmp_path / "run", **{"round-seconds": 30})
+    nodes.add(100, client_app(model, data, mods=[fault(change)]), client=0, min_clients=2)
+    nodes.add(102, client_app(model, data, mods=[fault(change)]), client=2, min_clients=2)
+    nodes.add(105, client_app(model, data, mods=[fault(change)]), client=5, min_clients=2)
+    run = deploy(nodes, tmp_path / "run", **{"round-seconds": 30})
     assert run.summary["rounds"] == 6
 
 
-def test_a_late_node_takes_its_place(nodes: Nodes, tmp_path: Path) -> None:
-    """Rounds before name it; from the next round on it is in."""
+def test_a_late_node_takes_part(nodes: Nodes, tmp_path: Path) -> None:
+    """Earlier rounds name it; it takes part from the next round on."""
     late, seen = nodes.apps.pop(105), 0
 
     def arrive(kind: str, content: RecordDict) -> None:
@@ -282,95 +288,98 @@ def test_a_late_node_takes_its_place(nodes: Nodes, tmp_path: Path) -> None:
         if seen == 2:
             nodes.apps[105] = late
 
-    nodes.add(100, client_app(model, data, mods=[fault(arrive)]), client=0, smallest=2)
-    run = go(nodes, tmp_path / "run", set="max_rounds=60")
+    nodes.add(100, client_app(model, data, mods=[fault(arrive)]), client=0, min_clients=2)
+    run = deploy(nodes, tmp_path / "run", set="max_rounds=60")
     mine = [record for record in run.rounds if record["cohort"] == cohort_of(run, 5)]
-    assert mine[0]["left_out"] == {"5": "not there yet"}
+    assert mine[0]["excluded"] == {"5": "not enrolled yet"}
     assert 5 in mine[-1]["participants"]
 
 
 def cohort_of(run: cpfl.Run, client: int) -> int:
-    plan = json.loads((run.path / "run.json").read_text())["plan"]
+    plan = json.loads((run.path / "run.json").read_text())["cohorts"]
     return next(i for i, group in enumerate(plan) if client in group)
 
 
 def test_nodes_without_numbers_get_free_ones(tmp_path: Path) -> None:
     grid = Nodes()
     for node in range(6):
-        grid.add(200 + node, client_app(model, lambda context: (TRAIN[0][:30], TRAIN[1][:30])), smallest=2)
-    run = go(grid, tmp_path / "run")
+        grid.add(200 + node, client_app(model, lambda context: (TRAIN[0][:30], TRAIN[1][:30])), min_clients=2)
+    run = deploy(grid, tmp_path / "run")
     assert sorted({client for record in run.rounds for client in record["participants"]}) == [0, 1, 2, 3, 4, 5]
 
 
-def test_nobody_takes_anothers_place(nodes: Nodes, tmp_path: Path) -> None:
-    """While a client's node is there, another that claims its number is not let in."""
-    nodes.add(300, client_app(model, data), client=4, smallest=2)
-    run = go(nodes, tmp_path / "run")
-    asked = {message.metadata.dst_node_id for message in nodes.sent if message.metadata.message_type == "train"}
-    assert 300 not in asked
-    assert 104 in asked
+def test_no_node_replaces_a_connected_one(nodes: Nodes, tmp_path: Path) -> None:
+    """While a client's node is connected, another node that claims its number is refused."""
+    nodes.add(300, client_app(model, data), client=4, min_clients=2)
+    run = deploy(nodes, tmp_path / "run")
+    trained = {message.metadata.dst_node_id for message in nodes.sent if message.metadata.message_type == "train"}
+    assert 300 not in trained
+    assert 104 in trained
     sizes = json.loads((run.path / "clients.json").read_text())["clients"]
     assert [row["samples"] for row in sizes] == [36] * 6
 
 
-def test_one_who_claims_too_much_is_not_let_in(nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_claims_too_many_samples_is_refused(
+    nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def boast(kind: str, content: RecordDict) -> None:
         if kind == "query.enrol":
             content["report"]["samples"] = 2**40
 
-    nodes.add(104, client_app(model, data, mods=[fault(boast)]), client=4, smallest=2)
-    run = go(nodes, tmp_path / "run", **{"wait-seconds": 0.5})
+    nodes.add(104, client_app(model, data, mods=[fault(boast)]), client=4, min_clients=2)
+    run = deploy(nodes, tmp_path / "run", **{"wait-seconds": 0.5})
     assert all(4 not in record["participants"] for record in run.rounds)
 
 
 def test_nobody_answers(nodes: Nodes, tmp_path: Path) -> None:
-    """A cohort that stalls ends the run with a sentence; what was kept can be gone on with."""
-    cohort = go(nodes, tmp_path / "probe")
-    plan = json.loads((cohort.path / "run.json").read_text())["plan"]
+    """A cohort that stalls ends the run with one sentence; the run can be resumed."""
+    cohort = deploy(nodes, tmp_path / "probe")
+    plan = json.loads((cohort.path / "run.json").read_text())["cohorts"]
     for client in plan[1]:
         nodes.silent[100 + client] = "train"
     with pytest.raises(StalledError, match=r"cohort 1 stalled: nobody answered in 2 tries of round 1"):
-        go(nodes, tmp_path / "run", set="checkpoint_seconds=0")
+        deploy(nodes, tmp_path / "run", set="checkpoint_seconds=0")
     nodes.silent.clear()
-    assert go(nodes, tmp_path / "run", set="checkpoint_seconds=0").summary["rounds"] == 6
+    assert deploy(nodes, tmp_path / "run", set="checkpoint_seconds=0").summary["rounds"] == 6
 
 
 def test_krum_s_round_is_tried_again_until_enough_answer(nodes: Nodes, tmp_path: Path) -> None:
-    """One of six may be bad, so five answers are needed: four are not taken for a round."""
-    words = "cohorts=1 federation.server=krum federation.byzantine=1 federation.weights=equal checkpoint_seconds=0"
+    """One of six may be byzantine, so five answers are needed: four make no round."""
+    words = "cohorts=1 federation.server=krum federation.server_args.num_byzantine=1 federation.weights=equal"
+    words += " checkpoint_seconds=0"
     nodes.silent |= {101: "train", 104: "train"}
     with pytest.raises(StalledError, match=r"fewer than 5 answered in 2 tries of round 1"):
-        go(nodes, tmp_path / "run", set=words)
+        deploy(nodes, tmp_path / "run", set=words)
     del nodes.silent[104]
-    run = go(nodes, tmp_path / "run", set=words)
+    run = deploy(nodes, tmp_path / "run", set=words)
     assert [record["participants"] for record in run.rounds] == [[0, 2, 3, 4, 5]] * 3
     (tmp_path / "plan.csv").write_text("client,cohort\n0,0\n1,0\n2,0\n3,0\n4,0\n5,1\n")
-    csv = f"federation.chosen=2 cohorting.plan=csv cohorting.file={tmp_path / 'plan.csv'}"
-    with pytest.raises(SettingError, match=r"chosen = 2 .* cohort 1 has 1"):
-        go(nodes, tmp_path / "none", set=f"federation.server=krum federation.weights=equal {csv}")
+    csv = f"federation.server_args.num_selected=2 assignment.rule=csv assignment.rule_args.file={tmp_path / 'plan.csv'}"
+    with pytest.raises(SettingError, match=r"num_selected = 2 .* cohort 1 has 1"):
+        deploy(nodes, tmp_path / "none", set=f"federation.server=krum federation.weights=equal {csv}")
     assert not (tmp_path / "none").exists()
 
 
-def test_a_run_that_was_cut_off_goes_on(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same folder again: it ends with the same models as an unbroken run."""
-    whole = go(nodes, tmp_path / "whole", set="max_rounds=5 checkpoint_seconds=0")
+def test_an_interrupted_run_is_resumed(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started again with the same folder, it ends with the same models as an uninterrupted run."""
+    whole = deploy(nodes, tmp_path / "whole", set="max_rounds=5 checkpoint_seconds=0")
     rounds = 0
-    from cpfl.deploy.server import Log
+    from cpfl.deploy.server import LogCallback
 
-    def stop(self: Log, session: Any, closed: Any) -> None:
+    def stop(self: LogCallback, session: Any, closed: Any) -> None:
         nonlocal rounds
         rounds += 1
         if rounds == 5:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Log, "on_round", stop)
+        patch.setattr(LogCallback, "on_round", stop)
         with pytest.raises(KeyboardInterrupt):
-            go(nodes, tmp_path / "broken", set="max_rounds=5 checkpoint_seconds=0")
+            deploy(nodes, tmp_path / "broken", set="max_rounds=5 checkpoint_seconds=0")
     assert (tmp_path / "broken" / "run.json").exists()
     with pytest.raises(CpflError, match="other settings"):
-        go(nodes, tmp_path / "broken", set="max_rounds=6 checkpoint_seconds=0")
-    again = go(nodes, tmp_path / "broken", set="max_rounds=5 checkpoint_seconds=0")
+        deploy(nodes, tmp_path / "broken", set="max_rounds=6 checkpoint_seconds=0")
+    again = deploy(nodes, tmp_path / "broken", set="max_rounds=5 checkpoint_seconds=0")
     assert close(whole, again)
     assert [r["round"] for r in again.rounds] == [r["round"] for r in whole.rounds]
 
@@ -386,11 +395,11 @@ def test_a_run_that_was_cut_off_goes_on(nodes: Nodes, tmp_path: Path, monkeypatc
     ids=["FedAvg", "FedAdam", "FedProx", "Krum"],
 )
 def test_any_strategy_inside_a_cohort(nodes: Nodes, tmp_path: Path, make: Callable[[Any], Strategy]) -> None:
-    """It trains the cohort's nodes alone, and the session stops it as always."""
+    """It trains the cohort's nodes only, and the session's rule stops it."""
     random.seed(0)
     few = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
-    run = go(nodes, tmp_path / "run", strategy=lambda cohort: make(few), set="max_rounds=8 stopping.patience=3")
-    plan = json.loads((run.path / "run.json").read_text())["plan"]
+    run = deploy(nodes, tmp_path / "run", strategy=lambda cohort: make(few), set="max_rounds=8 stopping.patience=3")
+    plan = json.loads((run.path / "run.json").read_text())["cohorts"]
     for record in run.rounds:
         assert set(record["participants"]) <= set(plan[record["cohort"]])
     assert run.summary["teacher_accuracy_mean"] > 50
@@ -398,24 +407,24 @@ def test_any_strategy_inside_a_cohort(nodes: Nodes, tmp_path: Path, make: Callab
         assert close(run, simulated(tmp_path / "same", max_rounds=8, **{"stopping.patience": 3}))
 
 
-def test_fedprox_pulls_back(nodes: Nodes, tmp_path: Path) -> None:
-    """With a large μ clients hardly leave the cohort's model."""
+def test_fedprox_limits_the_update(nodes: Nodes, tmp_path: Path) -> None:
+    """With a large μ clients stay close to the cohort's model."""
     few = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
 
     def moved(mu: float) -> float:
         name = f"mu{mu}"
         words = "max_rounds=1 federation.local_epochs=10"
-        run = go(nodes, tmp_path / name, strategy=lambda cohort: FedProx(**few, proximal_mu=mu), set=words)
+        run = deploy(nodes, tmp_path / name, strategy=lambda cohort: FedProx(**few, proximal_mu=mu), set=words)
         start = load_file(run.path / "models" / "start.safetensors")
         return float((teachers(run)[0]["weight"] - start["weight"]).norm())
 
     assert moved(5.0) < 0.5 * moved(0.01)
 
 
-def test_a_strategy_that_wants_more_nodes_than_there_are(nodes: Nodes, tmp_path: Path) -> None:
-    """Flower's own loop would wait for ever."""
+def test_a_strategy_that_needs_more_nodes_than_available(nodes: Nodes, tmp_path: Path) -> None:
+    """Flower's own loop would wait without limit."""
     with pytest.raises(StalledError, match="nobody answered"):
-        go(nodes, tmp_path / "run", strategy=lambda cohort: FedAvg(min_available_nodes=50))
+        deploy(nodes, tmp_path / "run", strategy=lambda cohort: FedAvg(min_available_nodes=50))
 
 
 def counts(run: cpfl.Run) -> Any:
@@ -424,16 +433,16 @@ def counts(run: cpfl.Run) -> Any:
 
 @pytest.mark.parametrize("step", ["query.shares", "query.masked", "query.reveal"])
 def test_label_counts_survive_a_drop_out(nodes: Nodes, tmp_path: Path, step: str) -> None:
-    """At any step, while more than half stay; what is summed is what those sent who sent."""
+    """At any step, while more than half remain; the sum is over the clients that sent their counts."""
     nodes.silent[102] = step
-    run = go(nodes, tmp_path / "run")
+    run = deploy(nodes, tmp_path / "run")
     whole = counts(simulated(tmp_path / "simulated"))
     mine = cohort_of(run, 2)
     held = np.bincount(np.array(label_rows(2)), minlength=4)
-    told = counts(run)
-    assert told[1 - mine] == whole[1 - mine]
+    found = counts(run)
+    assert found[1 - mine] == whole[1 - mine]
     expected = np.array(whole[mine]) if step == "query.reveal" else np.array(whole[mine]) - held
-    assert told[mine] == expected.tolist()
+    assert found[mine] == expected.tolist()
 
 
 def label_rows(client: int) -> list[int]:
@@ -441,45 +450,47 @@ def label_rows(client: int) -> list[int]:
     return TRAIN[1][clients[client].training].tolist()
 
 
-def test_counts_that_were_made_up(nodes: Nodes, tmp_path: Path) -> None:
-    """A sum that does not fit the clients' sizes is not used: uniform weights for that cohort."""
+def test_false_counts(nodes: Nodes, tmp_path: Path) -> None:
+    """A sum that differs from the clients' sample counts is not used: the cohort gets uniform weights."""
 
     def lie(kind: str, content: RecordDict) -> None:
         if kind == "query.masked":
             values = np.frombuffer(content["report"]["values"], "<u4") + np.uint32(1000)
             content["report"] = ConfigRecord({"values": values.tobytes()})
 
-    nodes.add(102, client_app(model, data, mods=[fault(lie)]), client=2, smallest=2)
-    run = go(nodes, tmp_path / "run")
+    nodes.add(102, client_app(model, data, mods=[fault(lie)]), client=2, min_clients=2)
+    run = deploy(nodes, tmp_path / "run")
     assert counts(run)[cohort_of(run, 2)] is None
     assert counts(run)[1 - cohort_of(run, 2)] is not None
 
 
-def test_a_node_hides_unless_it_agrees(nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One node of a cohort that asks for more company is enough; alone, only one that agrees to it tells its counts."""
-    nodes.add(102, client_app(model, data), client=2, smallest=4)
-    run = go(nodes, tmp_path / "run")
+def test_a_node_hides_its_counts_unless_it_agrees(
+    nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The largest min_clients of a cohort counts; a single node reveals its counts only if it agrees."""
+    nodes.add(102, client_app(model, data), client=2, min_clients=4)
+    run = deploy(nodes, tmp_path / "run")
     assert counts(run)[cohort_of(run, 2)] is None
     assert not [m for m in nodes.sent if m.metadata.dst_node_id == 102 and m.metadata.message_type == "query.masked"]
     for client in range(6):
-        nodes.add(100 + client, client_app(model, data), client=client, smallest=1 if client < 3 else 3)
-    alone = go(nodes, tmp_path / "alone", set="cohorts=6")
+        nodes.add(100 + client, client_app(model, data), client=client, min_clients=1 if client < 3 else 3)
+    alone = deploy(nodes, tmp_path / "alone", set="cohorts=6")
     known = [row is not None for row in counts(alone)]
-    plan = json.loads((alone.path / "run.json").read_text())["plan"]
+    plan = json.loads((alone.path / "run.json").read_text())["cohorts"]
     assert known == [group[0] < 3 for group in plan]
     assert not [m for m in nodes.sent if m.metadata.message_type == "query.counts" and m.metadata.dst_node_id >= 103]
 
 
 def test_noise_on_the_counts(nodes: Nodes, tmp_path: Path) -> None:
-    run = go(nodes, tmp_path / "run", set="privacy.epsilon=0.5")
+    run = deploy(nodes, tmp_path / "run", set="privacy.epsilon=0.5")
     exact = counts(simulated(tmp_path / "simulated"))
     assert counts(run) != exact
     assert all(count >= 0 for row in counts(run) for count in row)
 
 
 def test_the_server_sees_no_label_counts(nodes: Nodes, tmp_path: Path) -> None:
-    """In no message that reached it does a client's histogram stand, in any form that it could read."""
-    go(nodes, tmp_path / "run")
+    """No message to the server contains a client's histogram in a readable form."""
+    deploy(nodes, tmp_path / "run")
     for client in range(6):
         histogram = np.bincount(label_rows(client), minlength=4)
         forms = [histogram.astype(kind).tobytes() for kind in ("<u4", "<i8", "<f4", "<f8")]
@@ -496,5 +507,5 @@ def test_the_server_sees_no_label_counts(nodes: Nodes, tmp_path: Path) -> None:
 )
 def test_settings_that_are_refused(nodes: Nodes, tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(SettingError, match=key if key != "set" else "lr"):
-        go(nodes, tmp_path / "run", **{key: value})
+        deploy(nodes, tmp_path / "run", **{key: value})
     assert not (tmp_path / "run").exists()

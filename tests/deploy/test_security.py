@@ -1,4 +1,4 @@
-"""Who is let in: only nodes whose key is registered, and only to a SuperLink that shows the right certificate."""
+"""Only nodes with a registered key can connect, and only to a SuperLink with the right certificate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpfl.deploy import certificates
-from cpfl.deploy.loopback import HOST, free_port
+from cpfl.deploy.local_fleet import HOST, free_port
 
 from .conftest import Fleet
 
@@ -27,34 +27,34 @@ def ended(process: subprocess.Popen[bytes], seconds: float = 120.0) -> int:
     return process.wait(seconds)
 
 
-def test_only_registered_nodes_get_in(fleet: Callable[..., Fleet], tmp_path: Path) -> None:
-    """A key that nobody registered, no key at all, another authority, no TLS: refused. A registered key: let in."""
-    there = fleet()
-    root = ["--root-certificates", there.ca]
+def test_only_registered_nodes_connect(fleet: Callable[..., Fleet], tmp_path: Path) -> None:
+    """An unregistered key, no key, another authority, no TLS: refused. A registered key: accepted."""
+    local = fleet()
+    root = ["--root-certificates", local.ca]
     certificates.node_key(tmp_path / "unknown")
     certificates.authority(tmp_path / "other")
-    there.register("known")
-    known = ["--auth-supernode-private-key", there.folder / "keys" / "known"]
+    local.register("known")
+    known = ["--auth-supernode-private-key", local.folder / "keys" / "known"]
 
     strangers = {
-        "unregistered": knock(there, "unregistered", *root, "--auth-supernode-private-key", tmp_path / "unknown"),
-        "keyless": knock(there, "keyless", *root),
+        "unregistered": knock(local, "unregistered", *root, "--auth-supernode-private-key", tmp_path / "unknown"),
+        "keyless": knock(local, "keyless", *root),
         "other-authority": knock(
-            there, "other-authority", "--root-certificates", tmp_path / "other" / certificates.CA, *known
+            local, "other-authority", "--root-certificates", tmp_path / "other" / certificates.CA, *known
         ),
-        "plain": knock(there, "plain", "--insecure"),
+        "plain": knock(local, "plain", "--insecure"),
     }
     for name, process in strangers.items():
-        assert ended(process) != 0, there.tail(name)
-        assert "SuperNode ID" not in there.log(name).read_text(), f"{name} got in"
-    told = {name: there.log(name).read_text() for name in strangers}
-    assert "CERTIFICATE_VERIFY_FAILED" in told["other-authority"]
+        assert ended(process) != 0, local.tail(name)
+        assert "SuperNode ID" not in local.log(name).read_text(), f"{name} connected"
+    logs = {name: local.log(name).read_text() for name in strangers}
+    assert "CERTIFICATE_VERIFY_FAILED" in logs["other-authority"]
 
-    friend = knock(there, "friend", *root, *known)
+    friend = knock(local, "friend", *root, *known)
     until = time.monotonic() + 120
-    while "SuperNode ID" not in there.log("friend").read_text():
-        assert friend.poll() is None, there.tail("friend")
-        assert time.monotonic() < until, there.tail("friend")
+    while "SuperNode ID" not in local.log("friend").read_text():
+        assert friend.poll() is None, local.tail("friend")
+        assert time.monotonic() < until, local.tail("friend")
         time.sleep(0.2)
 
 

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 import cpfl
-from cpfl import experiment_file
 from cpfl.data.federated import Given
-from cpfl.engines.lanes import LaneEngine, shift
+from cpfl.engines.lanes import LaneEngine, scheduler
 from cpfl.engines.lanes.step import Lanes
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
 from cpfl.errors import SettingError
-from cpfl.federation.session import Closed, Session
-from cpfl.method import plan
-from cpfl.problem import Problem, prepare
+from cpfl.federation.session import ClosedRound, Session
+from cpfl.method import assign_cohorts
+from cpfl.settings import experiment_file
+from cpfl.task.task import Task, build_task
 
 CPU = torch.device("cpu")
 BASE: dict[str, Any] = {
@@ -32,49 +32,50 @@ BASE: dict[str, Any] = {
     "federation.lr": 0.05,
     "federation.momentum": 0.0,
 }
+COSINE: dict[str, Any] = {"lr_schedule": "cosine", "lr_schedule_args": {"rounds": 2}}
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-    "clipped": {"momentum": 0.9, "clip": 0.5},
-    "adam": {"local": "adam", "lr": 0.01, "weight_decay": 0.01},
-    "adamw": {"local": "adamw", "lr": 0.01, "weight_decay": 0.1, "clip": 1.0},
-    "fedprox": {"local": "fedprox", "mu": 0.5, "momentum": 0.9},
-    "scaffold": {"local": "scaffold"},
-    "feddyn": {"local": "feddyn", "dyn": 0.1},
-    "step": {"schedule": "step", "schedule_rounds": 2},
-    "cosine": {"schedule": "cosine", "schedule_rounds": 2, "warmup": 2, "local": "scaffold"},
-    "cosine adamw": {"schedule": "cosine", "schedule_rounds": 2, "local": "adamw", "weight_decay": 0.1},
+    "nesterov": {"momentum": 0.9, "client_args": {"nesterov": True, "weight_decay": 0.01}},
+    "clipped": {"momentum": 0.9, "max_grad_norm": 0.5},
+    "adam": {"client": "adam", "lr": 0.01, "client_args": {"weight_decay": 0.01}},
+    "adamw": {"client": "adamw", "lr": 0.01, "client_args": {"weight_decay": 0.1}, "max_grad_norm": 1.0},
+    "fedprox": {"client": "fedprox", "client_args": {"mu": 0.5}, "momentum": 0.9},
+    "scaffold": {"client": "scaffold"},
+    "feddyn": {"client": "feddyn", "client_args": {"alpha": 0.1}},
+    "step": {"lr_schedule": "step", "lr_schedule_args": {"rounds": 2}},
+    "cosine": COSINE | {"warmup_rounds": 2, "client": "scaffold"},
+    "cosine adamw": COSINE | {"client": "adamw", "client_args": {"weight_decay": 0.1}},
     "fedavgm": {"server": "fedavgm", "weights": "samples"},
     "fedadagrad": {"server": "fedadagrad"},
-    "fedadam": {"server": "fedadam", "local": "scaffold"},
+    "fedadam": {"server": "fedadam", "client": "scaffold"},
     "fedyogi": {"server": "fedyogi"},
     "fednova": {"server": "fednova", "momentum": 0.9, "weights": "samples"},
     "median": {"server": "median"},
-    "trimmed mean": {"server": "trimmed-mean", "trim": 0.3},
+    "trimmed mean": {"server": "trimmed-mean", "server_args": {"trim": 0.3}},
     "krum": {"server": "krum"},
-    "multi-krum": {"server": "krum", "chosen": 2, "update_norm": 0.5},
-    "krum, an attacker": {"server": "krum", "byzantine": 1, "chosen": 3},
-    "bounded updates": {"update_norm": 0.1, "server": "fedadam"},
+    "multi-krum": {"server": "krum", "server_args": {"num_selected": 2}, "max_update_norm": 0.5},
+    "krum, an attacker": {"server": "krum", "server_args": {"num_byzantine": 1, "num_selected": 3}},
+    "bounded updates": {"max_update_norm": 0.1, "server": "fedadam"},
 }
 
 
-def problem_of(cohorts: int = 3, **federation: Any) -> Problem:
+def task_of(cohorts: int = 3, **federation: Any) -> Task:
     settings = BASE | {"cohorts": cohorts} | {f"federation.{key}": value for key, value in federation.items()}
-    return prepare(experiment_file.with_settings(cpfl.Experiment(), settings), [], Given())
+    return build_task(experiment_file.with_settings(cpfl.Experiment(), settings, strict=False), [], Given())
 
 
-def federate(problem: Problem, engine: str, sessions: list[Session] | None = None) -> list[Session]:
+def federate(task: Task, engine: str, sessions: list[Session] | None = None) -> list[Session]:
     """Sessions at their end, with the records they had on the way."""
     made = {
-        "reference": lambda: ReferenceEngine(problem, CPU),
-        "workers": lambda: WorkerEngine(problem, 1),
-        "lanes": lambda: LaneEngine(problem, CPU, 3),  # fewer lanes than clients: they change places
+        "reference": lambda: ReferenceEngine(task, CPU),
+        "workers": lambda: WorkerEngine(task, 1),
+        "lanes": lambda: LaneEngine(task, CPU, 3),  # fewer lanes than clients: lanes are used again
     }[engine]()
-    sessions = sessions or plan(problem)
+    sessions = sessions or assign_cohorts(task)
 
-    def note(session: Session, closed: Closed) -> None:
+    def on_round(session: Session, closed: ClosedRound) -> None:
         vars(session).setdefault("lines", []).append(closed.record.as_dict())
 
-    made.federate(sessions, note)
+    made.train_cohorts(sessions, on_round)
     return sessions
 
 
@@ -97,42 +98,42 @@ SMALLEST = {"multi-krum": 3, "krum, an attacker": 8}  # clients of a cohort
 def test_engines_are_equal(name: str, cohorts: int) -> None:
     if 12 // cohorts < SMALLEST.get(name, 1):
         with pytest.raises(SettingError, match="participants"):
-            problem_of(cohorts, **ALGORITHMS[name])
+            assign_cohorts(task_of(cohorts, **ALGORITHMS[name]))
         return
-    problem = problem_of(cohorts, **ALGORITHMS[name])
-    sizes = problem.data.clients.training_sizes
+    task = task_of(cohorts, **ALGORITHMS[name])
+    sizes = task.data.clients.training_sizes
     assert sizes.max() > 3 * sizes.min()  # ragged
-    plain = federate(problem, "reference")
+    plain = federate(task, "reference")
     for engine in ("workers", "lanes"):
-        for ours, theirs in zip(federate(problem, engine), plain, strict=True):
+        for ours, theirs in zip(federate(task, engine), plain, strict=True):
             assert_alike(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["fedprox", "scaffold", "feddyn", "bounded updates", "krum"])
 @pytest.mark.parametrize("cohorts", [1, 2])
 def test_many_of_a_cohort_end_at_once(name: str, cohorts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of one size: those of a cohort go out in one letter, with places that stay empty."""
-    alike = list[int]()
-    harvest = Lanes._harvest_alike
-    monkeypatch.setattr(Lanes, "_harvest_alike", lambda lanes: (alike.append(1), harvest(lanes))[1])
+    """Clients of one size: those of a cohort are collected at once, with entries that stay empty."""
+    calls = list[int]()
+    collect = Lanes._collect_cohort
+    monkeypatch.setattr(Lanes, "_collect_cohort", lambda lanes: (calls.append(1), collect(lanes))[1])
     settings = BASE | {f"federation.{k}": v for k, v in ALGORITHMS[name].items()}
     settings |= {"cohorts": cohorts, "data.split": "iid", "max_rounds": 4}
-    problem = prepare(experiment_file.with_settings(cpfl.Experiment(), settings), [], Given())
-    plain, sessions = federate(problem, "reference"), plan(problem)
-    LaneEngine(problem, CPU, 9).federate(
+    task = build_task(experiment_file.with_settings(cpfl.Experiment(), settings), [], Given())
+    plain, sessions = federate(task, "reference"), assign_cohorts(task)
+    LaneEngine(task, CPU, 9).train_cohorts(
         sessions, lambda session, closed: vars(session).setdefault("lines", []).append(closed.record.as_dict())
     )
-    assert bool(alike) == (name != "krum")  # which must see every model
+    assert bool(calls) == (name != "krum")  # which must see every model
     for ours, theirs in zip(sessions, plain, strict=True):
         assert_alike(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "krum"])
 def test_any_number_of_workers_gives_the_same_bits(name: str) -> None:
-    problem = problem_of(3, **ALGORITHMS[name])
-    one = federate(problem, "workers")
-    sessions = plan(problem)
-    WorkerEngine(problem, 3).federate(sessions, lambda session, closed: None)
+    task = task_of(3, **ALGORITHMS[name])
+    one = federate(task, "workers")
+    sessions = assign_cohorts(task)
+    WorkerEngine(task, 3).train_cohorts(sessions, lambda session, closed: None)
     for ours, theirs in zip(sessions, one, strict=True):
         states, others = ours.state()[0], theirs.state()[0]
         assert states.keys() == others.keys()
@@ -156,13 +157,13 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedadam", "median", "bounded updates"])
 def test_models_with_buffers_and_tied_parameters(name: str) -> None:
     settings = BASE | {"federation.local_steps": 2} | {f"federation.{k}": v for k, v in ALGORITHMS[name].items()}
-    problem = prepare(
+    task = build_task(
         experiment_file.with_settings(cpfl.Experiment(), settings | {"data.train_limit": 600, "data.split": "iid"}),
         [],
         Given(),
         Tied,
     )
-    plain, workers = (federate(problem, engine) for engine in ("reference", "workers"))
+    plain, workers = (federate(task, engine) for engine in ("reference", "workers"))
     for ours, theirs in zip(workers, plain, strict=True):
         assert_alike(ours, theirs)
         assert torch.equal(ours.model["first.weight"], ours.model["second.weight"])
@@ -171,24 +172,24 @@ def test_models_with_buffers_and_tied_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_algorithm_is_another(name: str) -> None:
-    """Each setting changes what is learnt, or it would be a word without meaning."""
-    rate = {"lr": ALGORITHMS[name].get("lr", 0.05), "local": ALGORITHMS[name].get("local", "sgd")}
-    if set(ALGORITHMS[name]) <= {"local", "lr", "dyn"}:
-        rate["local"] = "sgd"
-    plain, other = (federate(problem_of(1, **s), "reference")[0] for s in (rate, ALGORITHMS[name]))
+    """Each setting changes the trained model, or it would have no meaning."""
+    rate = {"lr": ALGORITHMS[name].get("lr", 0.05), "client": ALGORITHMS[name].get("client", "sgd")}
+    if name in ("scaffold", "feddyn"):
+        rate["client"] = "sgd"
+    plain, other = (federate(task_of(1, **s), "reference")[0] for s in (rate, ALGORITHMS[name]))
     assert any((value - other.model[key]).abs().max() > 1e-4 for key, value in plain.model.items())
 
 
 @pytest.mark.parametrize("name", ["scaffold", "cosine adamw", "fednova"])
-def test_a_move_to_few_lanes_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_to_the_small_lanes_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small lanes are made in the middle of rounds, when some clients have ended and others are in training."""
-    monkeypatch.setattr(shift, "QUIET", 1)
-    problem = problem_of(2, **ALGORITHMS[name])
-    plain = federate(problem, "reference")
-    engine = LaneEngine(problem, CPU, 6)
-    engine._few = 2
-    sessions = plan(problem)
-    engine.federate(
+    monkeypatch.setattr(scheduler, "QUIET_STEPS", 1)
+    task = task_of(2, **ALGORITHMS[name])
+    plain = federate(task, "reference")
+    engine = LaneEngine(task, CPU, 6)
+    engine.small_count = 2
+    sessions = assign_cohorts(task)
+    engine.train_cohorts(
         sessions, lambda session, closed: vars(session).setdefault("lines", []).append(closed.record.as_dict())
     )
     assert "_small" in vars(engine)  # they were made

@@ -8,28 +8,28 @@ import numpy as np
 import pytest
 import torch
 
-from cpfl import experiment_file
 from cpfl.data.federated import Given
-from cpfl.distillation.judges import JUDGES
-from cpfl.distillation.shards import Labelling
+from cpfl.distillation.evaluation import EVALUATORS
+from cpfl.distillation.views import ShardJob
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.models import to_arrays
-from cpfl.problem import Problem, prepare
+from cpfl.settings import experiment_file
+from cpfl.task.task import Task, build_task
 
 CPU = torch.device("cpu")
 
 
-def label(problem: Problem) -> None:
-    labelling = Labelling([0], np.ones((1, problem.data.classes)), problem.experiment.distillation)
-    labelling(problem, CPU, lambda: iter([to_arrays(problem.start)]), (0, 0, 10))
+def label(task: Task) -> None:
+    job = ShardJob([0], np.ones((1, task.data.classes)), task.experiment.distillation)
+    job(task, CPU, lambda: iter([to_arrays(task.start)]), (0, 0, 10))
 
 
-CASES: dict[str, Callable[[Problem], object]] = {
-    "the plain engine": lambda problem: ReferenceEngine(problem, CPU),
+CASES: dict[str, Callable[[Task], object]] = {
+    "the plain engine": lambda task: ReferenceEngine(task, CPU),
     "a worker that labels": label,
     **{
-        f"the judge {name}": lambda problem, judge=judge: judge(problem, problem.experiment.distillation, CPU)  # type: ignore[misc]
-        for name, judge in JUDGES.items()
+        f"the metric {name}": lambda task, evaluate=evaluate: evaluate(task, task.experiment.distillation, CPU)  # type: ignore[misc]
+        for name, evaluate in EVALUATORS.items()
     },
 }
 
@@ -49,8 +49,8 @@ def as_before() -> Iterator[None]:
 @pytest.mark.parametrize(("precision", "tf32"), [("float32", False), ("tf32", True)])
 def test_the_arithmetic_is_what_was_asked_for(case: str, precision: str, tf32: bool) -> None:
     changes = {"clients": 4, "cohorts": 2, "precision": precision, "stopping.rule": "joint"}
-    problem = prepare(experiment_file.with_settings(experiment_file.load("digits", []), changes), [], Given())
+    task = build_task(experiment_file.with_settings(experiment_file.load("digits", []), changes), [], Given())
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not tf32
-    CASES[case](problem)
+    CASES[case](task)
     assert torch.backends.cudnn.allow_tf32 is tf32
     assert torch.backends.cuda.matmul.allow_tf32 is tf32

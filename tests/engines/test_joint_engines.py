@@ -17,17 +17,21 @@ BASE: dict[str, Any] = {
     "cohorts": 3,
     "max_rounds": 40,
     "stopping.rule": "joint",
-    "stopping.every": 3,
-    "stopping.gain": 1000,
+    "stopping.eval_interval": 3,
+    "stopping.min_gain": 1000,
     "distillation.epochs": 1,
 }
 CASES = {
-    "ensemble": {"stopping.asked": 0.5},
-    "public": {"stopping.judge": "public", "distillation.weights": "uniform", "distillation.join": "probabilities"},
+    "ensemble": {"stopping.client_fraction": 0.5},
+    "public": {
+        "stopping.metric": "public-agreement",
+        "distillation.weights": "uniform",
+        "distillation.aggregation": "probabilities",
+    },
     "n = 1": {"cohorts": 1},
     "n = M": {"cohorts": 12},
-    "a limit": {"stopping.hours": 0.09},
-    "a round a leg": {"stopping.every": 1, "federation.participation": 0.4},
+    "a limit": {"stopping.max_hours": 0.09},
+    "a round a phase": {"stopping.eval_interval": 1, "federation.participation": 0.4},
 }
 
 
@@ -37,11 +41,11 @@ def test_equal_on_all_engines(case: str, tmp_path: Path) -> None:
         cpfl.run("digits", out=tmp_path / engine, engine=engine, device="cpu", settings=BASE | CASES[case])
         for engine in ("reference", "workers", "lanes")
     )
-    said = records.read(plain.path / "judgements.jsonl")
+    said = records.read(plain.path / "evaluations.jsonl")
     assert said
     for other in others:
         assert_equal(plain, other)
-        for ours, theirs in zip(records.read(other.path / "judgements.jsonl"), said, strict=True):
+        for ours, theirs in zip(records.read(other.path / "evaluations.jsonl"), said, strict=True):
             assert ours == {k: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for k, v in theirs.items()}
     stops = {account["stop"] for account in plain.summary["by_cohort"]}
     assert stops == ({"hours"} if case == "a limit" else {"joint"})

@@ -16,16 +16,19 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import cpfl
-from cpfl import experiment_file, models
+from cpfl import models
+from cpfl.callbacks import Callback
 from cpfl.data.federated import Given
-from cpfl.engines import choice
-from cpfl.engines.lanes import LaneEngine, judging, shift, step
+from cpfl.engines import create
+from cpfl.engines.lanes import LaneEngine, evaluation, scheduler, step
+from cpfl.engines.lanes.buffers import DeviceBuffers
 from cpfl.engines.lanes.engine import alone, steps_of_all
-from cpfl.engines.lanes.stack import Layout
-from cpfl.engines.lanes.step import Bench, Lanes
-from cpfl.federation.session import Closed, Session
-from cpfl.method import plan
-from cpfl.problem import Problem, prepare
+from cpfl.engines.lanes.step import Lanes
+from cpfl.federation.session import ClosedRound, Session
+from cpfl.method import assign_cohorts
+from cpfl.models.layout import Layout
+from cpfl.settings import experiment_file
+from cpfl.task.task import Task, build_task
 
 BASE: dict[str, Any] = {"precision": "float64", "max_rounds": 6, "distillation.epochs": 1}
 CASES = {
@@ -63,8 +66,8 @@ def test_equal_to_the_reference(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cohorts", [40, 13])
 def test_rounds_that_are_judged_together(cohorts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: several models in one look, read some steps later, and the next round of each begun before."""
-    monkeypatch.setitem(judging.MODELS, "cpu", 4)
-    monkeypatch.setitem(shift.AHEAD, "cpu", 6)
+    monkeypatch.setitem(evaluation.MODELS, "cpu", 4)
+    monkeypatch.setitem(scheduler.AHEAD, "cpu", 6)
     settings = BASE | CASES["cohorts that stop"] | {"cohorts": cohorts}
     runs = [
         cpfl.run("digits", out=tmp_path / engine, engine=engine, device="cpu", settings=settings)
@@ -82,7 +85,7 @@ def test_as_many_lanes_as_do_the_work_soonest() -> None:
 
     def lanes(**settings: Any) -> int:
         experiment = experiment_file.with_settings(experiment_file.load("digits"), settings)
-        return LaneEngine.default_lanes(prepare(experiment, [], Given()), torch.device("cuda"))
+        return LaneEngine.default_lanes(build_task(experiment, [], Given()), torch.device("cuda"))
 
     equal: dict[str, Any] = {"clients": 100, "data.split": "iid"}
     assert lanes(**equal, cohorts=1) == 100
@@ -113,15 +116,15 @@ def test_equal_on_augmented_images(validation: bool, tmp_path: Path) -> None:
 def test_any_number_of_lanes(count: int) -> None:
     """One lane, a few, more than clients wait: the same losses."""
     experiment = cpfl.Experiment(cohorts=3, clients=9, precision="float64", max_rounds=3)
-    problem = prepare(experiment, [], cpfl.data.federated.Given())
+    task = build_task(experiment, [], cpfl.data.federated.Given())
     seen: dict[int, list[tuple[int, int, float]]] = {}
     for lanes in (9, count):
         lines = seen.setdefault(lanes, [])
 
-        def note(session: Session, closed: Closed, lines: list[tuple[int, int, float]] = lines) -> None:
+        def note(session: Session, closed: ClosedRound, lines: list[tuple[int, int, float]] = lines) -> None:
             lines.append((session.cohort, closed.record.round, closed.record.loss))
 
-        LaneEngine(problem, torch.device("cpu"), lanes).federate(plan(problem), note)
+        LaneEngine(task, torch.device("cpu"), lanes).train_cohorts(assign_cohorts(task), note)
     for ours, theirs in zip(sorted(seen[count]), sorted(seen[9]), strict=True):
         assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
 
@@ -136,16 +139,13 @@ def test_a_lane_run_repeats_bit_by_bit(tmp_path: Path) -> None:
         assert torch.equal(value, runs[1].model[name])
 
 
-class Noted:
-    """A watcher that remembers what it was told."""
+class Noted(Callback):
+    """A callback that remembers its messages."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def on_start(self, sessions: object) -> None: ...
-    def on_round(self, session: object, closed: object) -> None: ...
-    def on_epoch(self, record: object) -> None: ...
-    def on_note(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.notes.append(text)
 
 
@@ -172,26 +172,26 @@ class Wavering(nn.Module):
 )
 def test_models_that_cannot_train_in_lanes(layer: nn.Module, word: str, tmp_path: Path) -> None:
     """They are told so once, and run on the reference engine."""
-    watcher = Noted()
+    callback = Noted()
     model = nn.Sequential(nn.Flatten(), layer, nn.Linear(64, 10))
     run = cpfl.run(
-        "digits", model=model, out=tmp_path / "run", engine="lanes", watcher=watcher,
+        "digits", model=model, out=tmp_path / "run", engine="lanes", callback=callback,
         settings={"clients": 4, "max_rounds": 2, "distillation.epochs": 1, "federation.batch_size": 500},
     )  # fmt: skip
-    told = [note for note in watcher.notes if "cannot train in lanes" in note]
+    told = [note for note in callback.notes if "cannot train in lanes" in note]
     assert len(told) == 1
     assert word in told[0]
     assert run.summary["engine"] == "reference"
 
 
 def test_auto_takes_workers_without_a_gpu() -> None:
-    problem = prepare(cpfl.Experiment(), [], cpfl.data.federated.Given())
-    assert choice.engine("auto", problem, torch.device("cpu"), print).name == "workers"
+    task = build_task(cpfl.Experiment(), [], cpfl.data.federated.Given())
+    assert create.create_engine("auto", task, torch.device("cpu"), print).name == "workers"
 
 
 def test_layout_is_a_way_there_and_back() -> None:
     module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.Linear(4, 5))
-    layout = Layout.of(module)
+    layout = Layout.from_module(module)
     row = layout.row(module.state_dict(), torch.device("cpu"))
     assert len(row) == layout.size
     for name, value in layout.state(row).items():
@@ -200,15 +200,17 @@ def test_layout_is_a_way_there_and_back() -> None:
 
 def test_a_move_to_few_lanes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small lanes are made in the middle of rounds, when some clients have ended and others are in training."""
-    monkeypatch.setattr(shift, "QUIET", 1)
+    monkeypatch.setattr(scheduler, "QUIET_STEPS", 1)
     settings = {**BASE, "cohorts": 1, "max_rounds": 4, "federation.batch_size": 4}
-    problem = prepare(experiment_file.with_settings(experiment_file.load("digits", []), settings), [], Given())
+    task = build_task(experiment_file.with_settings(experiment_file.load("digits", []), settings), [], Given())
     records: list[list[dict[str, Any]]] = []
     for few in (0, 3):
-        engine = LaneEngine(problem, torch.device("cpu"), 6)
-        engine._few = few
+        engine = LaneEngine(task, torch.device("cpu"), 6)
+        engine.small_count = few
         lines: list[dict[str, Any]] = []
-        engine.federate(plan(problem), lambda session, closed, lines=lines: lines.append(closed.record.as_dict()))
+        engine.train_cohorts(
+            assign_cohorts(task), lambda session, closed, lines=lines: lines.append(closed.record.as_dict())
+        )
         assert ("_small" in vars(engine)) == bool(few)  # they were made
         records.append(sorted(lines, key=lambda line: (line["cohort"], line["round"])))
     for ours, theirs in zip(*records, strict=True):
@@ -219,28 +221,28 @@ def test_a_move_to_few_lanes_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "when half made"])
 def test_no_memory_for_the_small_lanes(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are tried once, nothing is left of them, and the large lanes do all rounds of all calls."""
-    monkeypatch.setattr(shift, "QUIET", 1)
+    monkeypatch.setattr(scheduler, "QUIET_STEPS", 1)
     settings = {**BASE, "cohorts": 2, "max_rounds": 4, "federation.batch_size": 4}
-    problem = prepare(experiment_file.with_settings(experiment_file.load("digits", []), settings), [], Given())
+    task = build_task(experiment_file.with_settings(experiment_file.load("digits", []), settings), [], Given())
     begun: list[weakref.ref[Lanes]] = []
 
     class Short(Lanes):
-        def __init__(self, bench: Bench, count: int, compiled: bool) -> None:
+        def __init__(self, buffers: DeviceBuffers, count: int, compiled: bool) -> None:
             begun.append(weakref.ref(self))
             if late:
-                super().__init__(bench, count, compiled)
+                super().__init__(buffers, count, compiled)
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     records: list[list[dict[str, Any]]] = []
     for short in (False, True):
-        engine = LaneEngine(problem, torch.device("cpu"), 6)
-        engine._few = 3 if short else 0
+        engine = LaneEngine(task, torch.device("cpu"), 6)
+        engine.small_count = 3 if short else 0
         with monkeypatch.context() as patch:
             patch.setattr("cpfl.engines.lanes.engine.Lanes", Short)
             for _ in range(2):
                 lines: list[dict[str, Any]] = []
-                engine.federate(
-                    plan(problem), lambda session, closed, lines=lines: lines.append(closed.record.as_dict())
+                engine.train_cohorts(
+                    assign_cohorts(task), lambda session, closed, lines=lines: lines.append(closed.record.as_dict())
                 )
                 records.append(sorted(lines, key=lambda line: (line["cohort"], line["round"])))
         assert len(begun) == short
@@ -249,18 +251,18 @@ def test_no_memory_for_the_small_lanes(late: bool, monkeypatch: pytest.MonkeyPat
 
 
 def test_other_trouble_with_the_small_lanes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shift, "QUIET", 1)
+    monkeypatch.setattr(scheduler, "QUIET_STEPS", 1)
     experiment = cpfl.Experiment(cohorts=1, clients=9, max_rounds=3)
-    problem = prepare(experiment, [], Given())
-    engine = LaneEngine(problem, torch.device("cpu"), 6)
-    engine._few = 3
+    task = build_task(experiment, [], Given())
+    engine = LaneEngine(task, torch.device("cpu"), 6)
+    engine.small_count = 3
 
     def broken(*_: object) -> Lanes:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr("cpfl.engines.lanes.engine.Lanes", broken)
     with pytest.raises(RuntimeError, match="mat1"):
-        engine.federate(plan(problem), lambda session, closed: None)
+        engine.train_cohorts(assign_cohorts(task), lambda session, closed: None)
 
 
 def test_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,21 +270,21 @@ def test_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None
     tried = []
 
     class Short(LaneEngine):
-        def __init__(self, problem: Problem, device: torch.device, lanes: int = 0) -> None:
-            tried.append(lanes or self.default_lanes(problem, device))
+        def __init__(self, task: Task, device: torch.device, lanes: int = 0) -> None:
+            tried.append(lanes or self.default_lanes(task, device))
             if tried[-1] > 5:
                 full = torch.OutOfMemoryError("CUDA out of memory")
                 raise BackendCompilerFailed(None, full, None) if len(tried) == 1 else full
-            super().__init__(problem, device, lanes)
+            super().__init__(task, device, lanes)
 
-    monkeypatch.setattr(choice, "LaneEngine", Short)
+    monkeypatch.setattr(create, "LaneEngine", Short)
     notes: list[str] = []
     settings = {"clients": 16, "cohorts": 2, "data.split": "iid"}
-    problem = prepare(experiment_file.with_settings(experiment_file.load("digits"), settings), [], Given())
-    engine = choice.engine("lanes", problem, torch.device("cpu"), notes.append)
+    task = build_task(experiment_file.with_settings(experiment_file.load("digits"), settings), [], Given())
+    engine = create.create_engine("lanes", task, torch.device("cpu"), notes.append)
     assert engine.name == "lanes"
     assert tried == [16, 8, 4]
-    assert notes == ["the device is out of memory for 16 lanes: going on with 4"]
+    assert notes == ["the device is out of memory for 16 lanes: continuing with 4"]
 
 
 def test_out_of_memory_leaves_the_kernels_of_another_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,22 +292,22 @@ def test_out_of_memory_leaves_the_kernels_of_another_model_alone(monkeypatch: py
     reset: list[int] = []
 
     class Short(LaneEngine):
-        def __init__(self, problem: Problem, device: torch.device, lanes: int = 0) -> None:
+        def __init__(self, task: Task, device: torch.device, lanes: int = 0) -> None:
             if made and not lanes:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            super().__init__(problem, device, lanes)
-            made.append(self._large.count)
+            super().__init__(task, device, lanes)
+            made.append(self.large.count)
 
-    monkeypatch.setattr(choice, "LaneEngine", Short)
+    monkeypatch.setattr(create, "LaneEngine", Short)
     monkeypatch.setattr(torch.compiler, "reset", lambda: reset.append(len(made)))
-    settings = {"clients": 16, "cohorts": 2, "data.split": "iid", "cohorting.models": {"1": "femnist-cnn"}}
-    problem = prepare(experiment_file.with_settings(experiment_file.load("digits"), settings), [], Given())
-    engine = choice.engine("lanes", problem, torch.device("cpu"), lambda note: None)
+    settings = {"clients": 16, "cohorts": 2, "data.split": "iid", "model.by_cohort": {"1": "femnist-cnn"}}
+    task = build_task(experiment_file.with_settings(experiment_file.load("digits"), settings), [], Given())
+    engine = create.create_engine("lanes", task, torch.device("cpu"), lambda note: None)
     assert len(made) == 2
     assert not reset
     del engine
     made.append(0)  # memory is short still, but nobody needs the kernels now
-    choice.engine("lanes", problem, torch.device("cpu"), lambda note: None)
+    create.create_engine("lanes", task, torch.device("cpu"), lambda note: None)
     assert reset[0] == 3
 
 
@@ -334,5 +336,5 @@ def test_every_engine_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) 
             return self._numbers[: self._count].sum()
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    assert [int(step.made_faster(Work(count).sum)()) for count in range(1, 13)] == list(range(1, 13))
+    assert [int(step.faster(Work(count).sum)()) for count in range(1, 13)] == list(range(1, 13))
     assert len(made) == 12

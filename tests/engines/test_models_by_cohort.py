@@ -11,15 +11,16 @@ import torch
 from torch import nn
 
 import cpfl
-from cpfl import experiment_file
 from cpfl.data.federated import Given
-from cpfl.distillation.distil import distil
-from cpfl.distillation.judges import JUDGES
-from cpfl.experiment import Experiment
-from cpfl.opening import given_arrays, reopen
-from cpfl.problem import Problem, prepare
+from cpfl.distillation.evaluation import EVALUATORS
+from cpfl.method import distill
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder, load_state
+from cpfl.runs.reload import reload_task
+from cpfl.runs.teachers import Teachers
+from cpfl.settings import Experiment, experiment_file
+from cpfl.task.loading import given_arrays
+from cpfl.task.task import Task, build_task
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
@@ -34,7 +35,7 @@ SMALL: dict[str, Any] = {
     "data.public_limit": 60,
     "distillation.epochs": 2,
     "distillation.batch_size": 32,
-    "cohorting.models": {"1": "test_models_by_cohort:Deep", "2": "test_models_by_cohort:Deep"},
+    "model.by_cohort": {"1": "test_models_by_cohort:Deep", "2": "test_models_by_cohort:Deep"},
 }
 
 
@@ -56,8 +57,8 @@ def experiment(**settings: Any) -> Experiment:
     return experiment_file.with_settings(experiment_file.load("digits"), tree)
 
 
-def problem(**settings: Any) -> Problem:
-    return prepare(experiment(**settings), [], Given())
+def task(**settings: Any) -> Task:
+    return build_task(experiment(**settings), [], Given())
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_engines_agree(runs: dict[str, Path], engine: str) -> None:
 def test_each_cohort_has_its_own_model_and_start(runs: dict[str, Path]) -> None:
     folder = RunFolder.open(runs["reference"])
     names = [set(load_state(folder.teacher(cohort))) for cohort in range(3)]
-    assert names[0] == set(problem().start)
+    assert names[0] == set(task().start)
     assert names[1] == names[2] == set(Deep().state_dict())
     starts = [load_state(folder.start(cohort)) for cohort in range(3)]
     assert all(torch.equal(starts[1][name], starts[2][name]) for name in starts[1])
@@ -107,13 +108,13 @@ def test_traffic_is_that_of_the_models(runs: dict[str, Path]) -> None:
     assert summary["comm_gb"] == pytest.approx(sent / 1e9)
 
 
-def test_teachers_are_asked_each_with_its_own_module(runs: dict[str, Path]) -> None:
+def test_each_teacher_has_its_own_module(runs: dict[str, Path]) -> None:
     """The ensemble's accuracy against the weighted sum of logits written out here."""
     folder = RunFolder.open(runs["reference"])
-    ours = problem()
+    ours = task()
     data = ours.data
     x, y = data.transform(torch.as_tensor(data.test.x)), torch.as_tensor(data.test.y)
-    counts = torch.stack([torch.as_tensor(data.counts[clients].sum(axis=0)) for clients in ours.plan]).double()
+    counts = torch.stack([torch.as_tensor(data.counts[clients].sum(axis=0)) for clients in ours.cohorts]).double()
     weights = counts / counts.sum(dim=0)
     modules = [ours.build().double(), Deep().double(), Deep().double()]
     total = torch.zeros(len(x), 10, dtype=torch.float64)
@@ -145,52 +146,54 @@ def test_a_single_teacher_is_exported_as_what_it_is(runs: dict[str, Path], tmp_p
 
 def test_it_is_resumed_as_it_began(runs: dict[str, Path]) -> None:
     folder = RunFolder.open(runs["workers"])
-    again = reopen(folder, None, None, given_arrays(None, None, None), lambda text: None)
+    again = reload_task(folder, None, None, given_arrays(None, None, None), lambda text: None)
     for cohort in (1, 2):
         stored = load_state(folder.own_start(cohort))
-        assert all(torch.equal(value, stored[name]) for name, value in again.of(cohort).start.items())
+        assert all(torch.equal(value, stored[name]) for name, value in again.for_cohort(cohort).start.items())
 
 
-@pytest.mark.parametrize("judge", ["ensemble", "public"])
-def test_the_joint_rule_judges_and_pays_for_all_models(judge: str) -> None:
-    ours = problem(stopping__rule="joint", stopping__judge=judge)
-    seen = JUDGES[judge](ours, ours.experiment.distillation, torch.device("cpu"))
-    sizes = [ours.of(cohort).model_bytes for cohort in range(3)]
-    if judge == "public":
+@pytest.mark.parametrize("metric", ["ensemble-accuracy", "public-agreement"])
+def test_the_joint_rule_evaluates_and_pays_for_all_models(metric: str) -> None:
+    ours = task(stopping__rule="joint", stopping__metric=metric)
+    seen = EVALUATORS[metric](ours, ours.experiment.distillation, torch.device("cpu"))
+    sizes = [ours.for_cohort(cohort).model_bytes for cohort in range(3)]
+    if metric == "public-agreement":
         assert seen.cost().bytes == sum(sizes)
     else:
         held = ours.data.clients.validation_sizes
-        asked = [sum(bool(held[k]) for k in clients) for clients in ours.plan]
-        down = sum(count * (sum(sizes) - own) for count, own in zip(asked, sizes, strict=True))
+        evaluating = [sum(bool(held[k]) for k in clients) for clients in ours.cohorts]
+        down = sum(count * (sum(sizes) - own) for count, own in zip(evaluating, sizes, strict=True))
         assert seen.cost().bytes == sum(sizes) + down
-    assert 0 <= seen.look([ours.of(cohort).start for cohort in range(3)]).value <= 100
+    assert 0 <= seen.evaluate([ours.for_cohort(cohort).start for cohort in range(3)]).accuracy <= 100
 
 
 def test_distilling_starts_of_one_model_is_as_before() -> None:
     """A cohort that names the experiment's own architecture changes nothing."""
-    plain = problem(cohorting__models={})
-    named = problem(cohorting__models={"1": "mlp"})
+    plain = task(model__by_cohort={})
+    named = task(model__by_cohort={"1": "mlp"})
     settings, cpu = plain.experiment.distillation, torch.device("cpu")
-    outcomes = [
-        distil(p, lambda p=p: iter([p.of(i).start for i in range(3)]), [0, 1, 2], settings, cpu, lambda record: None)
-        for p in (plain, named)
-    ]
+    outcomes = []
+    for one in (plain, named):
+        starts = [one.for_cohort(cohort).start for cohort in range(3)]
+        outcomes.append(
+            distill(one, Teachers([0, 1, 2], starts, 0.0, False, {}, []), settings, cpu, lambda record: None)
+        )
     assert all(torch.equal(value, outcomes[1].student[name]) for name, value in outcomes[0].student.items())
 
 
 def test_the_experiments_own_model_by_name_is_the_same_model() -> None:
     """With its arguments and its size on the wire; another one has its own defaults."""
     own = {"model__args": {"hidden": 8}, "model__bytes": 346_000}
-    named = problem(cohorting__models={"1": "mlp", "2": "femnist-cnn"}, **own)
-    assert named.of(1).model_bytes == named.model_bytes == 346_000
-    assert named.of(2).model_bytes == 4 * sum(value.numel() for value in named.of(2).start.values())
-    assert named.start.keys() == named.of(1).start.keys()
-    assert all(torch.equal(value, named.of(1).start[name]) for name, value in named.start.items())
+    named = task(model__by_cohort={"1": "mlp", "2": "femnist-cnn"}, **own)
+    assert named.for_cohort(1).model_bytes == named.model_bytes == 346_000
+    assert named.for_cohort(2).model_bytes == 4 * sum(value.numel() for value in named.for_cohort(2).start.values())
+    assert named.start.keys() == named.for_cohort(1).start.keys()
+    assert all(torch.equal(value, named.for_cohort(1).start[name]) for name, value in named.start.items())
 
 
 def test_the_experiments_own_model_by_name_is_exported(tmp_path: Path) -> None:
     """Alone, a cohort's model is the result: it is built with the experiment's arguments there too."""
-    settings = {"model__args": {"hidden": 8}, "cohorts": 1, "cohorting__models": {"0": "mlp"}}
+    settings = {"model__args": {"hidden": 8}, "cohorts": 1, "model__by_cohort": {"0": "mlp"}}
     run = cpfl.run(experiment(**settings), out=tmp_path / "run", engine="reference", device="cpu")
     cpfl.export(run.path, tmp_path / "model", onnx=False)
     assert load_state(tmp_path / "model" / "model.safetensors")["1.weight"].shape == (8, 64)
@@ -199,10 +202,10 @@ def test_the_experiments_own_model_by_name_is_exported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("cohorting.models.4=mlp", "cohorting.models names cohort '4': cohorts are 0 to 3"),
-        ("cohorting.models.first=mlp", "cohorting.models names cohort 'first': cohorts are 0 to 3"),
-        ("cohorting.models.0=mpl", "cohorting.models.0 = 'mpl' is unknown; did you mean mlp?"),
-        ("cohorting.models.0=gn-lenet", "model gn-lenet takes images of 15×15 or more"),
+        ("model.by_cohort.4=mlp", "model.by_cohort names cohort '4': cohorts are 0 to 3"),
+        ("model.by_cohort.first=mlp", "model.by_cohort names cohort 'first': cohorts are 0 to 3"),
+        ("model.by_cohort.0=mpl", "model.by_cohort.0 = 'mpl' is unknown; did you mean mlp?"),
+        ("model.by_cohort.0=gn-lenet", "model gn-lenet takes images of 15×15 or more"),
     ],
 )
 def test_mistakes(cpfl_command: Command, tmp_path: Path, setting: str, told: str) -> None:
@@ -213,9 +216,9 @@ def test_mistakes(cpfl_command: Command, tmp_path: Path, setting: str, told: str
 
 
 def test_from_the_command_line(cpfl_command: Command, tmp_path: Path) -> None:
-    words = ("--set", "cohorting.models.0=femnist-cnn", "--set", "clients=8", "--set", "data.train_limit=200")
+    words = ("--set", "model.by_cohort.0=femnist-cnn", "--set", "clients=8", "--set", "data.train_limit=200")
     quick = ("--set", "max_rounds=2", "--set", "distillation.epochs=1", "--out", tmp_path / "run")
     cpfl_command("run", "digits", *words, *quick).good()
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["cohort_model_bytes"]["0"] != about["model_bytes"]
-    assert RunFolder.open(tmp_path / "run").experiment().cohorting.models == {"0": "femnist-cnn"}
+    assert RunFolder.open(tmp_path / "run").experiment().model.by_cohort == {"0": "femnist-cnn"}

@@ -15,9 +15,9 @@ from cpfl.data.federated import Given
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
-from cpfl.federation.session import Closed, Session
-from cpfl.method import plan
-from cpfl.problem import prepare
+from cpfl.federation.session import ClosedRound, Session
+from cpfl.method import assign_cohorts
+from cpfl.task.task import build_task
 
 if TYPE_CHECKING:
     from conftest import Interrupter
@@ -28,16 +28,20 @@ CASES: dict[str, dict[str, Any]] = {
     "oort": {**FEW, "federation.selection": "oort"},
     "power-of-choice": {**FEW, "federation.selection": "power-of-choice"},
     "over-selection, crashes": {
-        **FEW, "federation.over_selection": 0.5, "devices.crash_rate": 0.4, "federation.minimum": 4,
+        **FEW, "federation.over_selection": 0.5, "devices.crash_rate": 0.4, "federation.min_results": 4,
     },
-    "partial work": {"federation.deadline": 8, "federation.late": "partial", "federation.local_epochs": 2},
-    "partial work of steps": {"federation.deadline": 8, "federation.late": "partial", "federation.local_steps": 9},
+    "partial work": {"federation.deadline": 8, "federation.straggler_policy": "partial", "federation.local_epochs": 2},
+    "partial work of steps": {
+        "federation.deadline": 8, "federation.straggler_policy": "partial", "federation.local_steps": 9,
+    },
     "refl": {**FEW, "federation.selection": "refl", "devices.availability": "synthetic", "devices.online_hours": 0.02,
              "devices.offline_hours": 0.02},
-    "waits for several": {"federation.minimum": 4, "devices.availability": "synthetic", "devices.online_hours": 0.02,
-                          "devices.offline_hours": 0.05},
-    "stale": {**FEW, "federation.over_selection": 1.0, "federation.late": "stale"},
-    "fedbuff": {"federation.buffer": 3, "federation.concurrency": 6, "devices.crash_rate": 0.2},
+    "waits for several": {
+        "federation.min_results": 4, "devices.availability": "synthetic", "devices.online_hours": 0.02,
+        "devices.offline_hours": 0.05,
+    },
+    "stale": {**FEW, "federation.over_selection": 1.0, "federation.straggler_policy": "stale"},
+    "fedbuff": {"federation.buffer_size": 3, "federation.concurrency": 6, "devices.crash_rate": 0.2},
 }  # fmt: skip
 
 
@@ -68,13 +72,13 @@ def test_equal_to_the_reference(case: str, tmp_path: Path) -> None:
 
 
 def test_partial_work_is_the_beginning_of_the_whole(tmp_path: Path) -> None:
-    """Augmented images: what a cut client does is what it would have done first; on every engine."""
+    """Augmented images: a client with fewer steps does the first ones of the whole; on every engine."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 150)
     x = (rng.integers(0, 80, (150, 3, 24, 24)) + 80 * y[:, None, None, None]).astype(np.uint8)
     settings = {
         **BASE, "clients": 8, "max_rounds": 2, "model.name": "gn-lenet", "data.augment": "crop-flip-cutout",
-        "federation.batch_size": 4, "federation.deadline": 4, "federation.late": "partial",
+        "federation.batch_size": 4, "federation.deadline": 4, "federation.straggler_policy": "partial",
         "devices.trace": "fixed", "devices.compute_ms": 80,
     }  # fmt: skip
     runs = [
@@ -87,34 +91,34 @@ def test_partial_work_is_the_beginning_of_the_whole(tmp_path: Path) -> None:
 
 def test_squared_losses_are_those_of_all_samples() -> None:
     """With a rate of almost nothing, every sample's loss is that of the start: known without any engine."""
-    experiment = cpfl.experiment_file.with_settings(
+    experiment = cpfl.settings.experiment_file.with_settings(
         cpfl.Experiment(cohorts=2, clients=6, max_rounds=1, precision="float64"),
         {"federation.selection": "oort", "federation.lr": 1e-12},
     )
-    problem = prepare(experiment, [], Given())
-    module = problem.build().double()
-    module.load_state_dict(problem.start)
-    data = problem.data
+    task = build_task(experiment, [], Given())
+    module = task.build().double()
+    module.load_state_dict(task.start)
+    data = task.data
     for make in (ReferenceEngine, LaneEngine, lambda p, _: WorkerEngine(p, 2)):
-        sessions, seen = plan(problem), dict[int, float | None]()
+        sessions, seen = assign_cohorts(task), dict[int, float | None]()
         for session in sessions:
             closing = session.close_round
 
-            def close(outcome: Any, closing: Any = closing, seen: dict[int, Any] = seen) -> Closed:
-                seen.update((r.client, r.squares) for r in outcome.results)
+            def close(outcome: Any, closing: Any = closing, seen: dict[int, Any] = seen) -> ClosedRound:
+                seen.update((r.client, r.squared_losses) for r in outcome.results)
                 return closing(outcome)  # type: ignore[no-any-return]
 
             session.close_round = close  # type: ignore[method-assign]
-        make(problem, torch.device("cpu")).federate(sessions, lambda session, closed: None)  # type: ignore[operator]
+        make(task, torch.device("cpu")).train_cohorts(sessions, lambda session, closed: None)  # type: ignore[operator]
         assert len(seen) == 6
-        for client, squares in seen.items():
+        for client, squared_losses in seen.items():
             rows = data.clients[client].training
             with torch.no_grad():
                 logits = module(data.transform(torch.as_tensor(data.train.x[rows])))
                 losses = torch.nn.functional.cross_entropy(
                     logits, torch.as_tensor(data.train.y)[rows], reduction="none"
                 )
-            assert squares == pytest.approx(float(losses.square().sum()), rel=1e-6)
+            assert squared_losses == pytest.approx(float(losses.square().sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["reference", "workers"])
@@ -124,7 +128,7 @@ def test_resumed_to_the_byte(case: str, engine: str, tmp_path: Path, interrupter
     whole = cpfl.run("digits", out=tmp_path / "whole", engine=engine, device="cpu", settings=settings)
     path = tmp_path / "broken"
     with pytest.raises(interrupter.Enough):
-        cpfl.run("digits", out=path, engine=engine, device="cpu", settings=settings, watcher=interrupter(14))
+        cpfl.run("digits", out=path, engine=engine, device="cpu", settings=settings, callback=interrupter(14))
     cpfl.resume(path, engine=engine, device="cpu")
     for name in ("rounds", "models"):
         for file in (whole.path / name).iterdir():
@@ -133,14 +137,14 @@ def test_resumed_to_the_byte(case: str, engine: str, tmp_path: Path, interrupter
 
 def test_lanes_wait_for_what_a_selection_needs() -> None:
     """A round that cannot be known ahead is opened when the last is closed, and never begun twice."""
-    experiment = cpfl.experiment_file.with_settings(
+    experiment = cpfl.settings.experiment_file.with_settings(
         cpfl.Experiment(cohorts=2, clients=10, max_rounds=5), {"federation.selection": "oort", **FEW}
     )
-    problem = prepare(experiment, [], Given())
+    task = build_task(experiment, [], Given())
     seen: list[tuple[int, int]] = []
 
-    def on_round(session: Session, closed: Closed) -> None:
+    def on_round(session: Session, closed: ClosedRound) -> None:
         seen.append((session.cohort, closed.record.round))
 
-    LaneEngine(problem, torch.device("cpu")).federate(plan(problem), on_round)
+    LaneEngine(task, torch.device("cpu")).train_cohorts(assign_cohorts(task), on_round)
     assert sorted(seen) == [(cohort, round) for cohort in range(2) for round in range(1, 6)]

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 import cpfl
-from cpfl import experiment_file
 from cpfl.data.federated import Given
-from cpfl.distillation.targets import Numbers, placed
-from cpfl.engines.workers.trainer import models_form
+from cpfl.distillation.ensemble import Precision, to_device
+from cpfl.engines.workers.model_rows import worker_layout
 from cpfl.errors import ModelError
 from cpfl.models import looks_at_batches
-from cpfl.problem import prepare
 from cpfl.runs.folder import RunFolder, load_state
+from cpfl.settings import experiment_file
+from cpfl.task.task import build_task
 
 ENGINES = ("reference", "workers", "lanes")
-PLAIN = {"federation.local": "scaffold", "federation.momentum": 0.0}
+PLAIN = {"federation.client": "scaffold", "federation.momentum": 0.0}
 
 
 class Frozen(nn.Module):
@@ -147,11 +147,11 @@ def test_models_that_view(model: Any, precision: str, tmp_path: Path) -> None:
 def test_channels_lie_last_where_a_model_can_be_shown_them_so(model: Any, last: bool) -> None:
     """… for that is how a CPU's convolutions are fast; what a model says is the same."""
     build = model or (lambda: nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)))
-    problem = prepare(experiment_file.load("digits"), [], Given(), build)
-    x = problem.data.transform(torch.as_tensor(problem.data.test.x))
+    task = build_task(experiment_file.load("digits"), [], Given(), build)
+    x = task.data.transform(torch.as_tensor(task.data.test.x))
     plain = build()
-    there = placed(copy.deepcopy(plain), problem, Numbers(torch.device("cpu"), "float32"))
+    there = to_device(copy.deepcopy(plain), task, Precision(torch.device("cpu"), "float32"))
     weights = [part.weight for part in there.modules() if isinstance(part, nn.Conv2d)]
     assert all(weight.stride()[1] == (1 if last else 9) for weight in weights)
     torch.testing.assert_close(there(x), plain(x), rtol=0, atol=1e-5)
-    assert models_form(problem).last == last
+    assert worker_layout(task).channels_last == last

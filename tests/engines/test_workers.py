@@ -18,9 +18,9 @@ from torch import nn
 import cpfl
 from cpfl.engines.workers import WorkerEngine
 from cpfl.errors import DivergedError, ModelError
-from cpfl.federation.session import Closed, Session
-from cpfl.method import plan
-from cpfl.problem import prepare
+from cpfl.federation.session import ClosedRound, Session
+from cpfl.method import assign_cohorts
+from cpfl.task.task import build_task
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -65,17 +65,17 @@ def test_equal_on_augmented_images(validation: bool, tmp_path: Path) -> None:
 
 def lines(workers: int, **settings: Any) -> list[tuple[int, int, float, float | None]]:
     """What the sessions of a small problem are told, in cohort order."""
-    experiment = cpfl.experiment_file.with_settings(
+    experiment = cpfl.settings.experiment_file.with_settings(
         cpfl.Experiment(cohorts=3, clients=12, max_rounds=4, precision="float32"), settings
     )
-    problem = prepare(experiment, [], cpfl.data.federated.Given())
+    task = build_task(experiment, [], cpfl.data.federated.Given())
     seen = []
 
-    def on_round(session: Session, closed: Closed) -> None:
+    def on_round(session: Session, closed: ClosedRound) -> None:
         record = closed.record
         seen.append((record.cohort, record.round, record.loss, record.validation))
 
-    WorkerEngine(problem, workers).federate(plan(problem), on_round)
+    WorkerEngine(task, workers).train_cohorts(assign_cohorts(task), on_round)
     return sorted(seen, key=lambda line: line[:2])
 
 

@@ -1,4 +1,4 @@
-"""Rounds that do not go to plan, by hand: deadlines, over-selection, crashes, absence, repeats and what they waste."""
+"""Rounds in which something goes wrong, by hand: deadlines, over-selection, crashes, absence, repeats and waste."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.federation.cohorts import MODEL_BYTES, close, session
 
-from cpfl.availability import Week
+from cpfl.devices.availability import AvailabilitySchedule
 from cpfl.errors import CpflError, SettingError
-from cpfl.federation.fates import Fate, visited
-from cpfl.federation.rounds import attempt
+from cpfl.federation.rounds.plan import ClientOutcome
+from cpfl.federation.rounds.synchronous import attempt
 from cpfl.federation.session import RoundRecord
 from cpfl.randomness import stream
 
 FAST = [1000.0] * 4
+STALE = {"federation__participants": 2, "federation__over_selection": 1.0, "federation__straggler_policy": "stale"}
 SAMPLES = [2, 4, 6, 20]  # 6, 12, 18 and 60 s of computing, and 2 s for two transfers: 8, 14, 20 and 62 s
 
 
@@ -49,7 +50,7 @@ def test_an_exact_deadline_is_met() -> None:
 
 
 def test_partial_work_is_accepted() -> None:
-    one = session(SAMPLES, FAST, federation__deadline=30, federation__late="partial")
+    one = session(SAMPLES, FAST, federation__deadline=30, federation__straggler_policy="partial")
     assert one.open_round().steps == {3: 9}  # 28 s between the transfers, 3 s a step
     record = close(one, SAMPLES).record
     assert told(record) == ([0, 1, 2, 3], 29.0, 3, 6 + 12 + 18 + 27.0, 8 * MODEL_BYTES)
@@ -58,29 +59,31 @@ def test_partial_work_is_accepted() -> None:
 
 
 def test_who_cannot_do_one_step_in_time_is_dropped() -> None:
-    one = session([2, 2], [1000.0, 20_000.0], federation__deadline=10, federation__late="partial")
+    one = session([2, 2], [1000.0, 20_000.0], federation__deadline=10, federation__straggler_policy="partial")
     record = close(one, [2, 2]).record
     assert told(record) == ([0], 10.0, 1, 6 + 9.0, 3 * MODEL_BYTES)
     assert wasted(record) == (9.0, 1, 0)
 
 
-class Alone(Fate):
+class Alone(ClientOutcome):
     """Not to be compared with another: among ten thousand, everybody with everybody would take seconds a round."""
 
     def __eq__(self, other: object) -> bool:
-        raise AssertionError("fates were compared")
+        raise AssertionError("outcomes were compared")
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def test_an_attempt_compares_nobody_with_everybody() -> None:
-    fates = [Alone(client, 1, float(client % 7), client % 5 > 0, 1.0, 0.0) for client in range(100)]
-    one = attempt(fates, 50, 0.0)
-    assert [fate.client for fate in one.counted] == [
-        fate.client for fate in fates if fate.arrives and (fate.lasts, fate.client) <= (one.seconds, one.slowest)
+    outcomes = [Alone(client, 1, float(client % 7), client % 5 > 0, 1.0, 0.0) for client in range(100)]
+    one = attempt(outcomes, 50, 0.0)
+    assert [outcome.client for outcome in one.counted] == [
+        outcome.client
+        for outcome in outcomes
+        if outcome.arrives and (outcome.lasts, outcome.client) <= (one.seconds, one.slowest)
     ]
     assert len(one.counted) == len(one.others) == 50
-    assert not {fate.client for fate in one.counted} & {fate.client for fate in one.others}
+    assert not {outcome.client for outcome in one.counted} & {outcome.client for outcome in one.others}
 
 
 def test_the_first_to_finish_count() -> None:
@@ -91,13 +94,13 @@ def test_the_first_to_finish_count() -> None:
     assert wasted(record) == (26.0, 2, 0)
 
 
-@pytest.mark.parametrize(("share", "asked"), [(0.0, 10), (0.1, 11), (0.3, 13), (0.25, 13), (5, 20)])
-def test_how_many_are_asked(share: float, asked: int) -> None:
+@pytest.mark.parametrize(("share", "selected"), [(0.0, 10), (0.1, 11), (0.3, 13), (0.25, 13), (5, 20)])
+def test_how_many_are_selected(share: float, selected: int) -> None:
     """Ten are needed of twenty equal clients: who is asked too much has computed all but its way back."""
     one = session([1] * 20, [1000.0] * 20, federation__participants=10, federation__over_selection=share)
     record = close(one, [1] * 20).record
     assert len(record.participants) == 10
-    assert record.wasted_cpu_seconds == pytest.approx(3.0 * (asked - 10))
+    assert record.wasted_cpu_seconds == pytest.approx(3.0 * (selected - 10))
 
 
 def crashes(client: int, round: int, attempt: int, rate: float) -> float | None:
@@ -108,19 +111,19 @@ def crashes(client: int, round: int, attempt: int, rate: float) -> float | None:
 
 def test_crashes_and_repeats_are_accounted() -> None:
     """An independent walk through twenty rounds: every attempt asks all four, three must come back."""
-    one = session(SAMPLES, FAST, devices__crash_rate=0.3, federation__minimum=3, seed=90)
+    one = session(SAMPLES, FAST, devices__crash_rate=0.3, federation__min_results=3, seed=90)
     repeated = 0
     for round in range(1, 21):
         seconds = cpu = waste = 0.0
         sent = lost_bytes = attempt = 0
         while True:
-            fate = {c: crashes(c, round, attempt, 0.3) for c in range(4)}
-            ends = {c: 3.0 * SAMPLES[c] + 2 if f is None else 1 + f * 3 * SAMPLES[c] for c, f in fate.items()}
-            back = [c for c in range(4) if fate[c] is None]
+            outcome = {c: crashes(c, round, attempt, 0.3) for c in range(4)}
+            ends = {c: 3.0 * SAMPLES[c] + 2 if f is None else 1 + f * 3 * SAMPLES[c] for c, f in outcome.items()}
+            back = [c for c in range(4) if outcome[c] is None]
             seconds += max(ends.values())
             lost = [c for c in range(4) if c not in back or len(back) < 3]
-            waste += sum(3.0 * SAMPLES[c] * (1 if fate[c] is None else fate[c]) for c in lost)
-            lost_bytes += sum(2 if fate[c] is None else 1 for c in lost)
+            waste += sum(3.0 * SAMPLES[c] * (1 if outcome[c] is None else outcome[c]) for c in lost)
+            lost_bytes += sum(2 if outcome[c] is None else 1 for c in lost)
             if len(back) >= 3:
                 break
             attempt += 1
@@ -136,22 +139,22 @@ def test_crashes_and_repeats_are_accounted() -> None:
 
 
 def test_a_round_that_never_succeeds_is_given_up() -> None:
-    one = session(SAMPLES, FAST, federation__deadline=10, federation__minimum=2)
-    with pytest.raises(CpflError, match=r"federation.minimum = 2 .*deadline"):
+    one = session(SAMPLES, FAST, federation__deadline=10, federation__min_results=2)
+    with pytest.raises(CpflError, match=r"federation.min_results = 2 .*deadline"):
         one.open_round()
 
 
 def test_a_minimum_that_cannot_be_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"federation.minimum = 3 is more than the 2"):
-        session(SAMPLES, FAST, federation__participants=2, federation__minimum=3)
+    with pytest.raises(SettingError, match=r"federation.min_results = 3 is more than the 2"):
+        session(SAMPLES, FAST, federation__participants=2, federation__min_results=3)
 
 
 def test_clients_come_and_go() -> None:
     """Times in seconds of a period of 1000. Each has two steps of 3 s and transfers of 1 s: 8 s."""
     weeks = [
-        Week((0.0,), (15.0,), 1000.0),  # there for one round
-        Week((0.0,), (1000.0,), 1000.0),  # always
-        Week((10.0,), (30.0,), 1000.0),  # comes later
+        AvailabilitySchedule((0.0,), (15.0,), 1000.0),  # there for one round
+        AvailabilitySchedule((0.0,), (1000.0,), 1000.0),  # always
+        AvailabilitySchedule((10.0,), (30.0,), 1000.0),  # comes later
     ]
     one = session([2, 2, 2], [1000.0] * 3, weeks)
     first, second, third = (close(one, [2, 2, 2]).record for _ in range(3))
@@ -163,7 +166,7 @@ def test_clients_come_and_go() -> None:
 
 
 def test_waits_until_somebody_is_there() -> None:
-    one = session([2, 2], [1000.0] * 2, [Week((50.0,), (70.0,), 1000.0)] * 2)
+    one = session([2, 2], [1000.0] * 2, [AvailabilitySchedule((50.0,), (70.0,), 1000.0)] * 2)
     first, second = close(one, [2, 2]).record, close(one, [2, 2]).record
     assert (first.seconds, first.clock) == pytest.approx((58.0, 58.0))
     assert second.clock == pytest.approx(66.0)
@@ -172,15 +175,17 @@ def test_waits_until_somebody_is_there() -> None:
     assert wasted(third) == (pytest.approx(6.0), 2, 1)
 
 
-def test_stale_updates_join_later() -> None:
+def test_stale_updates_count_later() -> None:
     """Two are needed of four; the slower ones go on: 20 s and 62 s, while rounds of 14 s, … end without them."""
-    one = session(SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__late="stale")
+    one = session(
+        SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__straggler_policy="stale"
+    )
     first = close(one, SAMPLES).record
     assert told(first) == ([0, 1], 14.0, 1, 18.0, 4 * MODEL_BYTES)
     work = one.open_round()
     # Only 0 and 1 are idle; the round lasts from 14 to 28, and the third arrives at 20.
     assert work.participants == [0, 1, 2]
-    assert (work.origins[2].round, work.origins[2].model["w"].item(), work.rule) == (1, 0.0, "refl")
+    assert (work.origins[2].round, work.origins[2].model["w"].item(), work.aggregation) == (1, 0.0, "refl")
     second = close(one, SAMPLES).record
     assert (second.stale, second.seconds, second.cpu_seconds) == (1, 14.0, 36.0)
     third = close(one, SAMPLES).record  # 28 to 42, all but the last, whose work outlasts it
@@ -193,17 +198,17 @@ def test_stale_updates_join_later() -> None:
 
 def test_too_old_is_waste() -> None:
     one = session(
-        SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__late="stale",
-        federation__stale_rounds=1,
+        SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__straggler_policy="stale",
+        federation__max_staleness=1,
     )  # fmt: skip
     records = [close(one, SAMPLES).record for _ in range(3)]
     assert [3 in record.participants for record in records] == [False] * 3
     assert wasted(records[2])[0] == pytest.approx(records[2].clock - 1)  # it computed from second 1 until it was told
 
 
-def test_what_is_under_way_at_the_end_is_waste() -> None:
+def test_what_is_pending_at_the_end_is_waste() -> None:
     one = session(
-        SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__late="stale",
+        SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__straggler_policy="stale",
         max_rounds=1,
     )  # fmt: skip
     record = close(one, SAMPLES).record
@@ -230,37 +235,37 @@ def test_rounds_that_cannot_be_known_ahead_are_not() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 5), st.integers(1, 4), st.data())
-def test_visited(held: int, batch: int, steps: int, epochs: int, data: st.DataObject) -> None:
+def test_samples_in_steps(held: int, batch: int, steps: int, epochs: int, data: st.DataObject) -> None:
     """Counted batch by batch."""
-    from cpfl.experiment import Federation
-    from cpfl.federation import local
+    from cpfl.federation import local_training
+    from cpfl.settings import Federation
 
     federation = Federation(batch_size=batch, local_steps=steps, local_epochs=epochs)
-    batches = local.batches(federation, held, 1, 2, 3)
+    batches = local_training.batches(federation, held, 1, 2, 3)
     first = data.draw(st.integers(1, len(batches)))
-    assert visited(federation, held, first) == sum(len(b) for b in batches[:first])
+    assert local_training.samples_in_steps(federation, held, first) == sum(len(b) for b in batches[:first])
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "crashes": {"devices__crash_rate": 0.4, "federation__minimum": 2},
-    "absence": {"federation__minimum": 3, "devices__availability": "synthetic"},
-    "stale": {"federation__participants": 2, "federation__over_selection": 1.0, "federation__late": "stale"},
+    "crashes": {"devices__crash_rate": 0.4, "federation__min_results": 2},
+    "absence": {"federation__min_results": 3, "devices__availability": "synthetic"},
+    "stale": STALE,
     "oort": {"federation__participants": 2, "federation__selection": "oort"},
     "power-of-choice": {"federation__participants": 2, "federation__selection": "power-of-choice"},
-    "fedbuff": {"federation__buffer": 2, "federation__concurrency": 3},
-    "fedbuff, crashes": {"federation__buffer": 2, "federation__concurrency": 3, "devices__crash_rate": 0.4},
+    "fedbuff": {"federation__buffer_size": 2, "federation__concurrency": 3},
+    "fedbuff, crashes": {"federation__buffer_size": 2, "federation__concurrency": 3, "devices__crash_rate": 0.4},
     "refl": {
         "federation__participants": 2, "federation__selection": "refl", "devices__availability": "synthetic",
-        "federation__deadline": 15, "federation__late": "stale",
+        "federation__deadline": 15, "federation__straggler_policy": "stale",
     },
 }  # fmt: skip
-WEEKS = [Week((0.0, 50.0), (31.0 + 3 * k, 90.0 - k), 100.0) for k in range(4)]
+WEEKS = [AvailabilitySchedule((0.0, 50.0), (31.0 + 3 * k, 90.0 - k), 100.0) for k in range(4)]
 
 
 @pytest.mark.parametrize("case", CASES)
 @given(cut=st.integers(0, 14), seed=st.integers(0, 1000))
 @settings(max_examples=8, deadline=None)
-def test_goes_on_from_any_round(case: str, cut: int, seed: int) -> None:
+def test_continues_from_any_round(case: str, cut: int, seed: int) -> None:
     weeks = WEEKS if case in ("refl", "absence") else None
     one, other = (session(SAMPLES, FAST, weeks, seed=seed, max_rounds=15, **CASES[case]) for _ in range(2))
     for number in range(15):

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpfl.devices import Fleet
-from cpfl.experiment import Federation
-from cpfl.federation.selection import Cohort, Random, size
+from cpfl.devices.fleet import Fleet
+from cpfl.federation.selection.base import CohortInfo, Random, participants_per_round
 from cpfl.randomness import stream
+from cpfl.settings import Federation
 
 
 def select(clients: list[int], federation: Federation, seed: int, number: int, round: int) -> list[int]:
-    """Whom the default part chooses for a round in which everybody is there."""
-    known = Fleet(np.ones(1), np.ones(1))  # it asks nothing of them
-    part = Random(Cohort(number, clients, federation, known, 0, np.zeros(0, np.int64)))
+    """Whom the default rule selects for a round in which every client is available."""
+    known = Fleet(np.ones(1), np.ones(1))  # it needs to know nothing of them
+    rule = Random(CohortInfo(number, clients, federation, known, 0, np.zeros(0, np.int64)))
     rng = stream(seed, "selection", number, round)
-    return list(part.choose(clients, size(federation, len(clients)), round, rng, 0.0))
+    return list(rule.select(clients, participants_per_round(federation, len(clients)), round, rng, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def select(clients: list[int], federation: Federation, seed: int, number: int, r
     ],
 )
 def test_size(federation: Federation, clients: int, wanted: int) -> None:
-    assert size(federation, clients) == wanted
+    assert participants_per_round(federation, clients) == wanted
 
 
 @given(
@@ -49,7 +49,7 @@ def test_size(federation: Federation, clients: int, wanted: int) -> None:
     cohort=st.integers(0, 500),
     round=st.integers(1, 100_000),
 )
-def test_a_part_of_the_cohort_in_order(
+def test_a_subset_of_the_cohort_in_order(
     clients: set[int], participation: float, participants: int, seed: int, cohort: int, round: int
 ) -> None:
     federation = Federation(participation=participation, participants=participants)
@@ -57,7 +57,7 @@ def test_a_part_of_the_cohort_in_order(
     chosen = select(cohort_clients, federation, seed, cohort, round)
     assert chosen == sorted(set(chosen))
     assert set(chosen) <= clients
-    assert 1 <= len(chosen) == size(federation, len(clients))
+    assert 1 <= len(chosen) == participants_per_round(federation, len(clients))
     assert chosen == select(cohort_clients, federation, seed, cohort, round)
     assert cohort_clients == sorted(clients)
 

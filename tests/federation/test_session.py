@@ -1,4 +1,4 @@
-"""The session: clock, accounting, snapshots, the model that is kept, and going on from any round."""
+"""The session: clock, accounting, snapshots, the model that is kept, and continuing from any round."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpfl import experiment_file
-from cpfl.devices import Fleet
-from cpfl.experiment import Experiment
-from cpfl.federation import averaging
-from cpfl.federation.session import ClientResult, Closed, Outcome, Session
+from cpfl.devices.fleet import Fleet
+from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
+from cpfl.models.averaging import ema
+from cpfl.settings import Experiment, experiment_file
 
 # A step of one sample takes 3 s on every device; 128 bytes take 1 s each way.
 CLIENTS = 8
@@ -24,15 +23,14 @@ MODEL_BYTES = 128
 
 def session(clients: list[int] | None = None, compute: list[float] | None = None, **changes: Any) -> Session:
     base = {"clients": CLIENTS, "cohorts": 2, "federation.batch_size": 1, "stopping.patience": 1000}
-    experiment = experiment_file.with_settings(
-        Experiment(), base | {k.replace("__", "."): v for k, v in changes.items()}
-    )
+    settings = base | {k.replace("__", "."): v for k, v in changes.items()}
+    experiment = experiment_file.with_settings(Experiment(), settings, strict=False)
     speeds = np.array(compute or [1000.0] * CLIENTS)
     fleet = Fleet(speeds, np.ones(CLIENTS))
     return Session(0, clients or [0, 1, 2, 3], experiment, fleet, MODEL_BYTES, {"w": torch.tensor([0.0])})
 
 
-def close(one: Session, steps: int | list[int] = 1, validation: float | None = 1.0) -> Closed:
+def close(one: Session, steps: int | list[int] = 1, validation: float | None = 1.0) -> ClosedRound:
     """A round in which every participant did so many steps and reported so much; its model is named after it."""
     work = one.open_round()
     each = steps if isinstance(steps, list) else [steps] * len(work.participants)
@@ -40,14 +38,14 @@ def close(one: Session, steps: int | list[int] = 1, validation: float | None = 1
         ClientResult(client, samples=5 * s, steps=s, loss=float(client), validation=validation)
         for client, s in zip(work.participants, each, strict=True)
     ]
-    return one.close_round(Outcome({"w": torch.tensor([float(work.round)])}, results))
+    return one.close_round(RoundResult({"w": torch.tensor([float(work.round)])}, results))
 
 
 def value(state: dict[str, torch.Tensor]) -> float:
     return state["w"].item()
 
 
-def shots(closed: Closed) -> list[tuple[int, float, float]]:
+def shots(closed: ClosedRound) -> list[tuple[int, float, float]]:
     """Round, clock and model of the snapshots that fell due; the start model is kept anyway."""
     return [(s.round, s.clock, value(s.model)) for s in closed.snapshots if s.round]
 
@@ -98,23 +96,23 @@ def test_max_rounds() -> None:
 @pytest.mark.parametrize(("hours", "rounds"), [(15 / 3600, 3), (14.9 / 3600, 2), (19.9 / 3600, 3), (1 / 3600, 1)])
 def test_hours(hours: float, rounds: int) -> None:
     """Rounds of 5 s: as many as fit, an exact fit too, but always one."""
-    one = session(stopping__rule="budget", stopping__hours=hours)
+    one = session(stopping__rule="budget", stopping__max_hours=hours)
     while not one.stopped:
         close(one)
     assert (one.round, one.stopped) == (rounds, "hours")
 
 
 @pytest.mark.parametrize(("cpu_seconds", "rounds"), [(12 * 2 * 4, 4), (12 * 2 * 4 - 1, 3), (12 * 2 * 5 - 1, 4), (1, 1)])
-def test_cpu_hours_are_shared_out(cpu_seconds: float, rounds: int) -> None:
+def test_cpu_hours_are_shared(cpu_seconds: float, rounds: int) -> None:
     """Four of eight clients may spend half of the federation's CPU hours; a round costs them 12 s."""
-    one = session(stopping__rule="budget", stopping__cpu_hours=cpu_seconds / 3600)
+    one = session(stopping__rule="budget", stopping__max_cpu_hours=cpu_seconds / 3600)
     while not one.stopped:
         close(one)
     assert (one.round, one.stopped) == (rounds, "cpu hours")
 
 
 def test_limits_foresee_the_last_rounds_length() -> None:
-    one = session(stopping__rule="budget", stopping__hours=30 / 3600)
+    one = session(stopping__rule="budget", stopping__max_hours=30 / 3600)
     assert close(one, 1).record.stop == ""  # 5 s
     assert close(one, 6).record.stop == "hours"  # 25 s; another such would end at 45 s
 
@@ -138,7 +136,7 @@ def test_no_signal() -> None:
     one = session(stopping__patience=3)
     closed = [close(one, validation=None) for _ in range(3)]
     assert [c.record.stop for c in closed] == ["", "", "no validation signal"]
-    assert [(c.record.validation, c.record.average, c.record.reporting, c.record.best) for c in closed] == [
+    assert [(c.record.validation, c.record.moving_average, c.record.reporting, c.record.best) for c in closed] == [
         (None, None, 0, False)
     ] * 3
     assert value(one.teacher()) == 3.0  # the newest, there is no best
@@ -148,7 +146,7 @@ def test_signal_now_and_then() -> None:
     """Rounds in which nobody reported neither improve the average nor count as a report."""
     one = session(stopping__patience=3, stopping__window=2)
     closed = [close(one, validation=v) for v in (None, 4.0, None, 2.0, None, None, None)]
-    assert [c.record.average for c in closed] == [None, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0]
+    assert [c.record.moving_average for c in closed] == [None, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0]
     assert [c.record.best for c in closed] == [False, True, False, True, False, False, False]
     assert one.stopped == "plateau"
 
@@ -157,7 +155,7 @@ def test_partial_reports_are_a_plain_mean() -> None:
     one = session()
     reports = [None, 1.0, 4.0, None]
     results = [ClientResult(c, 1, 1, 0.0, v) for c, v in zip(one.open_round().participants, reports, strict=True)]
-    record = one.close_round(Outcome({"w": torch.tensor([1.0])}, results)).record
+    record = one.close_round(RoundResult({"w": torch.tensor([1.0])}, results)).record
     assert (record.validation, record.reporting) == (2.5, 2)
 
 
@@ -224,7 +222,7 @@ def test_the_model_of_every_multiple_is_kept(lengths: list[int], interval: int) 
     participants=st.integers(0, 4),
 )
 @settings(max_examples=80, deadline=None)
-def test_goes_on_from_any_round(
+def test_continues_from_any_round(
     reports: list[float | None], cut: int, keep: str, every: str, participants: int
 ) -> None:
     """A new session with the state of another continues exactly as that one does."""
@@ -264,7 +262,7 @@ def test_a_record_is_json() -> None:
 
 def test_the_average_of_late_models() -> None:
     """Rounds' models are 1, 2, 3 …: their mean at first, then the newest counts a third."""
-    one = session(stopping__keep="average", stopping__late=3, snapshots="1 rounds")
+    one = session(stopping__keep="ema", stopping__ema_rounds=3, snapshots="1 rounds")
     expected, average = [], 0.0
     for number in range(1, 8):
         average += (number - average) / min(number, 3)
@@ -272,7 +270,7 @@ def test_the_average_of_late_models() -> None:
         shown = shots(close(one, validation=10.0 - number))[-1][2]
         assert (shown, value(one.teacher())) == (pytest.approx(average), pytest.approx(average))
         if number == 4:
-            other = session(stopping__keep="average", stopping__late=3, snapshots="1 rounds")
+            other = session(stopping__keep="ema", stopping__ema_rounds=3, snapshots="1 rounds")
             other.restore(*one.state())
             one = other
     assert expected[:3] == [1.0, 1.5, 2.0]
@@ -281,5 +279,5 @@ def test_the_average_of_late_models() -> None:
 
 def test_counts_are_not_averaged() -> None:
     old = {"w": torch.tensor([0.0]), "seen": torch.tensor(3)}
-    found = averaging.blended(old, {"w": torch.tensor([1.0]), "seen": torch.tensor(4)}, 0.25)
+    found = ema(old, {"w": torch.tensor([1.0]), "seen": torch.tensor(4)}, 0.25)
     assert (found["w"].item(), found["seen"].item(), old["w"].item()) == (0.25, 4, 0.0)

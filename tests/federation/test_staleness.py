@@ -1,4 +1,4 @@
-"""Updates of different age: REFL's and FedBuff's formulas in numpy, and FedBuff's course by hand."""
+"""Updates of different age: REFL's and FedBuff's formulas in numpy, and FedBuff's updates by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tests.federation.cohorts import MODEL_BYTES, close, session
 
 from cpfl.errors import SettingError
-from cpfl.federation.staleness import Arrived, merged
+from cpfl.federation.rounds.staleness import Arrived, merged
 
 AGES = [0, 3, 0, 1, 5]
 
@@ -75,9 +75,9 @@ def test_fresh_updates_are_a_mean() -> None:
 SAMPLES, SPEEDS = [2, 4, 6, 20, 1, 3], [1000.0] * 6  # 8, 14, 20, 62, 5 and 11 s
 
 
-def test_fedbuff_s_course() -> None:
+def test_fedbuff_s_updates() -> None:
     """An event by event walk: three train at a time, two results make a model."""
-    one = session(SAMPLES, SPEEDS, federation__buffer=2, federation__concurrency=3)
+    one = session(SAMPLES, SPEEDS, federation__buffer_size=2, federation__concurrency=3)
     seconds = [3.0 * s + 2 for s in SAMPLES]
     running: dict[int, tuple[float, int]] = {}  # client: (arrives, version that it began with)
     clock = 0.0
@@ -103,7 +103,7 @@ def test_fedbuff_s_course() -> None:
         assert work.participants == sorted(buffer)
         assert {c: o.round for c, o in work.origins.items()} == {c: v for c, v in buffer.items() if v < update}
         assert all(o.model["w"].item() == o.round - 1 for o in work.origins.values())
-        assert work.rule == "fedbuff"
+        assert work.aggregation == "fedbuff"
         record = close(one, SAMPLES).record
         assert record.clock == pytest.approx(clock)
         assert (record.slowest, record.stale) == (first, len(work.origins))
@@ -113,17 +113,17 @@ def test_fedbuff_s_course() -> None:
 
 
 def test_a_straggler_does_not_hold_fedbuff_up() -> None:
-    plain, buffered = (session(SAMPLES, SPEEDS, max_rounds=12, **c) for c in ({}, {"federation__buffer": 6}))
+    plain, buffered = (session(SAMPLES, SPEEDS, max_rounds=12, **c) for c in ({}, {"federation__buffer_size": 6}))
     for one in (plain, buffered):
         while not one.stopped:
             close(one, SAMPLES)
     assert buffered.clock == pytest.approx(plain.clock)  # all six are waited for in both
-    quick = session(SAMPLES, SPEEDS, max_rounds=24, federation__buffer=3)
+    quick = session(SAMPLES, SPEEDS, max_rounds=24, federation__buffer_size=3)
     while not quick.stopped:
         close(quick, SAMPLES)
     assert quick.clock < plain.clock / 2
 
 
 def test_a_buffer_that_cannot_be_filled() -> None:
-    with pytest.raises(SettingError, match=r"federation.buffer = 7 is more than the 6 clients"):
-        session(SAMPLES, SPEEDS, federation__buffer=7)
+    with pytest.raises(SettingError, match=r"federation.buffer_size = 7 is more than the 6 clients"):
+        session(SAMPLES, SPEEDS, federation__buffer_size=7)

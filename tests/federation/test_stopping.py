@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpfl.experiment import Stopping
-from cpfl.federation.stopping import Plateau, reason_to_stop
+from cpfl.federation.stopping.base import StoppingRule
+from cpfl.federation.stopping.rules import limit_reached
+from cpfl.settings import Stopping
+from cpfl.settings.choices import STOPPING_RULES
 
 Reports = st.lists(st.none() | st.floats(-100, 100), max_size=60)
 
@@ -18,12 +20,12 @@ Reports = st.lists(st.none() | st.floats(-100, 100), max_size=60)
 @given(Reports, st.integers(1, 8))
 def test_average_and_minimum(reports: list[float | None], window: int) -> None:
     """Written out: the mean of the last `window` reports, and when it was last lower than ever before."""
-    plateau = Plateau(window)
+    rule = StoppingRule(Stopping(window=window))
     values: list[float] = []
     averages: list[float] = []
     best_round = 0
     for number, report in enumerate(reports, 1):
-        average, best = plateau.judge(number, report)
+        average, best, _ = rule.update(number, report, 0.0, 0.0)
         if report is not None:
             values.append(report)
         if not values:
@@ -35,38 +37,38 @@ def test_average_and_minimum(reports: list[float | None], window: int) -> None:
         assert best == (average < min(averages, default=math.inf))
         averages.append(average)
         best_round = number if best else best_round
-        assert plateau.best_round == best_round
+        assert rule.best_round == best_round
 
 
 @given(Reports, st.integers(1, 8), st.integers(0, 60))
 def test_state(reports: list[float | None], window: int, cut: int) -> None:
-    one, other = Plateau(window), Plateau(window)
+    one, other = (StoppingRule(Stopping(window=window)) for _ in range(2))
     for number, report in enumerate(reports, 1):
         if number - 1 == cut:
             other.restore(json.loads(json.dumps(one.state(), allow_nan=False)))
-        answer = one.judge(number, report)
+        answer = one.update(number, report, 0.0, 0.0)
         if number - 1 >= cut:
-            assert other.judge(number, report) == answer
+            assert other.update(number, report, 0.0, 0.0) == answer
             assert other.best_round == one.best_round
 
 
-def test_a_state_is_not_changed_by_going_on() -> None:
-    plateau = Plateau(2)
-    plateau.judge(1, 1.0)
-    state = plateau.state()
+def test_a_state_is_not_changed_by_continuing() -> None:
+    rule = StoppingRule(Stopping(window=2))
+    rule.update(1, 1.0, 0.0, 0.0)
+    state = rule.state()
     before = json.dumps(state)
-    plateau.judge(2, 0.5)
+    rule.update(2, 0.5, 0.0, 0.0)
     assert json.dumps(state) == before
-    other = Plateau(2)
+    other = StoppingRule(Stopping(window=2))
     other.restore(state)
-    other.judge(2, 0.1)
+    other.update(2, 0.1, 0.0, 0.0)
     assert json.dumps(state) == before
 
 
 def test_an_equal_average_is_no_new_minimum() -> None:
-    plateau = Plateau(1)
-    assert [plateau.judge(i, 1.0)[1] for i in (1, 2, 3)] == [True, False, False]
-    assert plateau.best_round == 1
+    rule = StoppingRule(Stopping(window=1))
+    assert [rule.update(i, 1.0, 0.0, 0.0).best for i in (1, 2, 3)] == [True, False, False]
+    assert rule.best_round == 1
 
 
 def reason(
@@ -80,10 +82,11 @@ def reason(
     allowed: float = math.inf,
     max_rounds: int = 1000,
 ) -> str:
-    plateau = Plateau(1)
+    rule = STOPPING_RULES.build(stopping.rule, stopping.rule_args, stopping)
     if best:
-        plateau.judge(best, 1.0)
-    return reason_to_stop(stopping, max_rounds, round, plateau, clock, cpu, last, allowed)
+        rule.update(best, 1.0, 0.0, 0.0)
+    decision = rule.update(round, None, clock, cpu)
+    return decision.stop or limit_reached(stopping, max_rounds, round, clock, cpu, last, allowed)
 
 
 def test_patience() -> None:
@@ -97,14 +100,14 @@ def test_patience() -> None:
 def test_other_rules_do_not_look_at_the_plateau() -> None:
     assert reason(Stopping(rule="rounds", rounds=100, patience=1), round=99, best=1) == ""
     assert reason(Stopping(rule="rounds", rounds=100, patience=1), round=100, best=1) == "rounds"
-    assert reason(Stopping(rule="budget", hours=1, patience=1), round=500, best=1) == ""
+    assert reason(Stopping(rule="budget", max_hours=1, patience=1), round=500, best=1) == ""
 
 
 def test_limits_go_with_any_rule() -> None:
     for stopping in (
-        Stopping(hours=1),
-        Stopping(rule="rounds", rounds=100, hours=1),
-        Stopping(rule="budget", hours=1, cpu_hours=9),
+        Stopping(max_hours=1),
+        Stopping(rule="rounds", rounds=100, max_hours=1),
+        Stopping(rule="budget", max_hours=1, max_cpu_hours=9),
     ):
         assert reason(stopping, clock=3500.0, last=(100.0, 1.0)) == ""
         assert reason(stopping, clock=3500.0, last=(100.5, 1.0)) == "hours"
@@ -116,7 +119,7 @@ def test_limits_go_with_any_rule() -> None:
 
 
 def test_max_rounds_is_the_net_below_all() -> None:
-    for stopping in (Stopping(), Stopping(rule="rounds", rounds=5000), Stopping(rule="budget", hours=1)):
+    for stopping in (Stopping(), Stopping(rule="rounds", rounds=5000), Stopping(rule="budget", max_hours=1)):
         assert reason(stopping, round=999, best=999) == ""
         assert reason(stopping, round=1000, best=1000) == "max rounds"
 
@@ -124,7 +127,7 @@ def test_max_rounds_is_the_net_below_all() -> None:
 @given(seconds=st.floats(0.001, 5000), rounds=st.integers(1, 300))
 def test_a_limit_of_k_rounds_is_k_rounds(seconds: float, rounds: int) -> None:
     """A sum of k equal floats may lie a hair above k times the float; the k-th round is done all the same."""
-    stopping = Stopping(rule="budget", hours=rounds * seconds / 3600)
+    stopping = Stopping(rule="budget", max_hours=rounds * seconds / 3600)
     clock, done = 0.0, 0
     while not done or not reason(stopping, round=done, best=done, clock=clock, last=(seconds, 1.0)):
         clock += seconds

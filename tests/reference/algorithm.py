@@ -1,8 +1,8 @@
-"""Algorithm 1, whole: plan, federate, distil.
+"""Algorithm 1, whole: assign cohorts, train them, distill.
 
 METHOD.md: "M clients are split at random into n cohorts"; "Every cohort runs its own FL session until its own stopping
 rule fires"; "The cohort models become teachers. For every public, unlabelled sample x: z_i = f(x; θ_i), the logits,
-z̃ = Σ_i p_i ⊙ z_i. A fresh student minimises ‖f(x; θ_s) − z̃‖₁. With n = 1 there is nothing to distil: the cohort model
+z̃ = Σ_i p_i ⊙ z_i. A fresh student minimises ‖f(x; θ_s) − z̃‖₁. With n = 1 there is nothing to distill: the cohort model
 is the result."
 """
 
@@ -16,7 +16,7 @@ from cpfl.randomness import stream
 
 from . import clock, cohorts, network, split
 from .stopping import Stopping
-from .weights import class_weights, join, label_counts
+from .weights import aggregate, class_weights, label_counts
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Settings:
     remainder: str = "last"  # last | spread
     participation: float = 1.0
     local_epochs: int = 1
-    local_steps: int | None = None  # wins over local_epochs
+    local_steps: int | None = None  # replaces local_epochs
     batch_size: int = 20
     lr: float = 0.002
     momentum: float = 0.9
@@ -56,7 +56,7 @@ class Client:
 class Result:
     clients: list[Client]
     cohorts: list[list[int]]
-    rounds: list[list[dict]]  # per cohort: round, participants, value, average, seconds, clock, cpu_seconds, bytes
+    rounds: list[list[dict]]  # the records of each cohort's rounds
     stop_reasons: list[str]
     teachers: list[dict]
     weights: np.ndarray  # (n, C)
@@ -76,27 +76,27 @@ def run(settings, x, y, classes, x_test, y_test, x_public, compute_ms, network_k
     """The whole method on one data set; compute_ms and network_kbps hold one number per client."""
     s = settings
 
-    # Plan.
+    # Assign.
     parts = split.split_samples(s.split, y, classes, s.clients, s.seed, s.alpha, s.shards, s.remainder)
     clients = [Client(*split.hold_out(part, client, s.seed)) for client, part in enumerate(parts)]
-    groups = cohorts.plan(s.clients, s.cohorts, s.seed)
+    groups = cohorts.assign(s.clients, s.cohorts, s.seed)
 
-    # Federate.
+    # Train.
     rounds, reasons, teachers = [], [], []
     for cohort, members in enumerate(groups):
-        records, reason, teacher = federate(s, cohort, members, clients, x, y, compute_ms, network_kbps, start)
+        records, reason, teacher = train_cohort(s, cohort, members, clients, x, y, compute_ms, network_kbps, start)
         rounds.append(records)
         reasons.append(reason)
         teachers.append(teacher)
 
-    # Distil.
+    # Distill.
     counts = label_counts(groups, [client.training for client in clients], y, classes)
     p = class_weights(counts, s.distill_weights)
     if s.cohorts == 1:
         targets, student = None, teachers[0]
     else:
-        targets = join(p, [network.logits(teacher, x_public) for teacher in teachers])
-        student = distil(s, x_public, targets, student_start)
+        targets = aggregate(p, [network.logits(teacher, x_public) for teacher in teachers])
+        student = distill(s, x_public, targets, student_start)
 
     # Measure.
     test_logits = [network.logits(teacher, x_test) for teacher in teachers]
@@ -115,7 +115,7 @@ def run(settings, x, y, classes, x_test, y_test, x_public, compute_ms, network_k
         student_accuracy=network.accuracy(network.logits(student, x_test), y_test),
         teacher_accuracy_mean=float(np.mean(teacher_accuracies)),
         teacher_accuracy_std=float(np.std(teacher_accuracies, ddof=0)),
-        ensemble_accuracy=network.accuracy(join(p, test_logits), y_test),
+        ensemble_accuracy=network.accuracy(aggregate(p, test_logits), y_test),
         hours=max(records[-1]["clock"] for records in rounds) / 3600,
         cpu_hours=sum(r["cpu_seconds"] for r in every_round) / 3600,
         comm_gb=total_bytes / 1e9,
@@ -123,7 +123,7 @@ def run(settings, x, y, classes, x_test, y_test, x_public, compute_ms, network_k
     )
 
 
-def federate(s, cohort, members, clients, x, y, compute_ms, network_kbps, start):
+def train_cohort(s, cohort, members, clients, x, y, compute_ms, network_kbps, start):
     """One cohort's FL session, from the common start model to its stop: (records, reason, teacher)."""
     model, now, records = start, 0.0, []
     rule = Stopping(s.patience, s.window, s.max_rounds)
@@ -132,10 +132,10 @@ def federate(s, cohort, members, clients, x, y, compute_ms, network_kbps, start)
 
         models, importance, seconds = [], [], []
         for k in chosen:
-            mine = clients[k].training
-            models.append(train(s, k, t, model, x[mine], y[mine]))
-            importance.append(len(mine) if s.weights == "samples" else 1)
-            steps = clock.steps_of(len(mine), s.batch_size, s.local_epochs, s.local_steps)
+            own = clients[k].training
+            models.append(train(s, k, t, model, x[own], y[own]))
+            importance.append(len(own) if s.weights == "samples" else 1)
+            steps = clock.steps_of(len(own), s.batch_size, s.local_epochs, s.local_steps)
             seconds.append(clock.training_seconds(steps, s.batch_size, compute_ms[k]))
         model = network.average(models, importance)
 
@@ -144,8 +144,8 @@ def federate(s, cohort, members, clients, x, y, compute_ms, network_kbps, start)
             held_out = clients[k].validation
             if held_out:
                 losses.append(network.cross_entropy(model, x[held_out], y[held_out]))
-        value = sum(losses) / len(losses) if losses else None
-        rule.judge(t, value, model)
+        loss = sum(losses) / len(losses) if losses else None
+        rule.update(t, loss, model)
 
         duration = clock.round_seconds(seconds, [network_kbps[k] for k in chosen], s.model_bytes, len(members))
         now += duration
@@ -153,8 +153,8 @@ def federate(s, cohort, members, clients, x, y, compute_ms, network_kbps, start)
             {
                 "round": t,
                 "participants": chosen,
-                "value": value,
-                "average": rule.average,
+                "loss": loss,
+                "moving_average": rule.moving_average,
                 "seconds": duration,
                 "clock": now,
                 "cpu_seconds": sum(seconds),
@@ -187,8 +187,8 @@ def train(s, client, round_number, model, x, y):
     return model
 
 
-def distil(s, x_public, targets, student_start):
-    """A fresh student learns the joined logits."""
+def distill(s, x_public, targets, student_start):
+    """A fresh student learns the aggregated logits."""
     student = student_start
     adam = network.Adam(student, s.distill_lr)
     for epoch in range(s.epochs):

@@ -11,7 +11,7 @@ import numpy as np
 from cpfl.randomness import stream
 
 
-def plan(clients, cohorts, seed):
+def assign(clients, cohorts, seed):
     """Every cohort's clients, ascending."""
     order = stream(seed, "cohorts").permutation(clients)
     return [sorted(int(client) for client in part) for part in np.array_split(order, cohorts)]

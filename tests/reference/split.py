@@ -16,7 +16,7 @@ from cpfl.randomness import stream
 
 
 def split_samples(kind, y, classes, clients, seed, alpha=1.0, shards=2, remainder="last"):
-    """Every client's samples, ascending; nobody is left empty."""
+    """Every client's samples, ascending; no client is left empty."""
     if kind == "dirichlet":
         parts = dirichlet(y, classes, clients, seed, alpha, remainder)
     elif kind == "iid":
@@ -44,7 +44,7 @@ def dirichlet(y, classes, clients, seed, alpha, remainder):
 
 
 def counts_of(shares, total, remainder):
-    """How many of `total` samples each share is worth, in whole samples."""
+    """Each share of `total` samples, in whole samples."""
     exact = [float(share) * total for share in shares]
     counts = [math.floor(value) for value in exact]
     if remainder == "last":
@@ -71,8 +71,8 @@ def by_shards(y, clients, seed, shards):
     deal = stream(seed, "split").permutation(clients * shards)
     parts = []
     for client in range(clients):
-        mine = deal[client * shards : (client + 1) * shards]
-        parts.append(sorted(int(i) for piece in mine for i in pieces[piece]))
+        own = deal[client * shards : (client + 1) * shards]
+        parts.append(sorted(int(i) for piece in own for i in pieces[piece]))
     return parts
 
 

@@ -67,7 +67,7 @@ def test_an_empty_client_gets_a_sample_from_one_that_has_more_than_one():
 
 
 @pytest.mark.parametrize(("n", "validation"), [(1, 0), (9, 0), (10, 1), (19, 1), (20, 2), (30, 3)])
-def test_a_tenth_validates_from_ten_samples_on(n, validation):
+def test_a_tenth_validates_with_ten_samples_or_more(n, validation):
     part = list(range(100, 100 + n))
     training, held_out = split.hold_out(part, client=2, seed=0)
     assert len(held_out) == validation
@@ -78,7 +78,7 @@ def test_a_tenth_validates_from_ten_samples_on(n, validation):
 
 
 def test_cohort_sizes_differ_by_at_most_one():
-    groups = cohorts.plan(11, 4, seed=0)
+    groups = cohorts.assign(11, 4, seed=0)
     assert [len(group) for group in groups] == [3, 3, 3, 2]
     assert flat(groups) == list(range(11))
 
@@ -99,8 +99,8 @@ def test_a_cohort_stops_when_its_moving_average_has_made_no_new_minimum():
     rule = Stopping(patience=2, window=2, max_rounds=100)
     seen = []
     for t, value in enumerate([4, 2, None, 3, 2, 4], start=1):
-        rule.judge(t, value, f"model {t}")
-        seen.append((rule.average, rule.best_round, rule.reason_to_stop(t)))
+        rule.update(t, value, f"model {t}")
+        seen.append((rule.moving_average, rule.best_round, rule.reason_to_stop(t)))
     assert seen == [
         (4.0, 1, None),
         (3.0, 2, None),
@@ -116,15 +116,15 @@ def test_a_cohort_stops_when_its_moving_average_has_made_no_new_minimum():
 def test_without_a_signal_a_cohort_stops_after_r_rounds_with_its_last_model():
     rule = Stopping(patience=3, window=2, max_rounds=100)
     for t in (1, 2, 3):
-        rule.judge(t, None, f"model {t}")
+        rule.update(t, None, f"model {t}")
     assert [rule.reason_to_stop(t) for t in (1, 2, 3)] == [None, None, NO_SIGNAL]
     assert rule.teacher("best", "after") == "after"
 
 
-def test_the_last_round_ends_everything():
+def test_a_cohort_stops_after_max_rounds():
     rule = Stopping(patience=3, window=1, max_rounds=2)
     for t, value in ((1, 1.0), (2, 0.5)):
-        rule.judge(t, value, f"model {t}")
+        rule.update(t, value, f"model {t}")
     assert [rule.reason_to_stop(t) for t in (1, 2)] == [None, MAX_ROUNDS]
 
 
@@ -137,11 +137,11 @@ def test_weights_are_shares_of_a_class_and_equal_where_nobody_holds_it():
     assert weights.class_weights(counts, "uniform").tolist() == [[0.5] * 3] * 2
 
 
-def test_label_counts_and_joined_logits():
+def test_label_counts_and_aggregated_logits():
     y = np.array([0, 0, 2, 0, 0])
     counts = weights.label_counts([[0, 2], [1]], [[0, 1], [3], [2, 4]], y, classes=3)
     assert counts.tolist() == [[3, 0, 1], [1, 0, 0]]
-    z = weights.join(weights.class_weights(counts), [np.array([[4.0, 2.0, 1.0]]), np.array([[8.0, 4.0, 9.0]])])
+    z = weights.aggregate(weights.class_weights(counts), [np.array([[4.0, 2.0, 1.0]]), np.array([[8.0, 4.0, 9.0]])])
     assert z.tolist() == [[5.0, 3.0, 1.0]]
 
 
@@ -192,8 +192,8 @@ def test_gradients_against_finite_differences(kind):
             up, down = ({k: v.copy() for k, v in params.items()} for _ in range(2))
             up[name][position] += step
             down[name][position] -= step
-            slope = (loss(up, x, target) - loss(down, x, target)) / (2 * step)
-            assert computed[name][position] == pytest.approx(slope, abs=1e-8)
+            difference = (loss(up, x, target) - loss(down, x, target)) / (2 * step)
+            assert computed[name][position] == pytest.approx(difference, abs=1e-8)
 
 
 def test_losses_by_hand():
@@ -293,8 +293,8 @@ def test_a_single_cohort_is_plain_fl_by_hand():
         {
             "round": 1,
             "participants": [0, 1],
-            "value": None,
-            "average": None,
+            "loss": None,
+            "moving_average": None,
             "seconds": 10.0,  # 2 + 6 + 2, over 1 + 3 + 1
             "clock": 10.0,
             "cpu_seconds": 9.0,
@@ -306,7 +306,7 @@ def test_a_single_cohort_is_plain_fl_by_hand():
     assert run_tiny(replace(TINY, cohorts=1, patience=1)).stop_reasons == [NO_SIGNAL]
 
 
-def test_the_judged_model_is_the_one_that_is_kept():
+def test_the_evaluated_model_is_the_one_that_is_kept():
     settings = replace(TINY, clients=1, cohorts=1, max_rounds=2)
     best, last = run_tiny(settings, [0] * 20), run_tiny(replace(settings, keep="last"), [0] * 20)
     first, second = best.rounds[0]
@@ -317,16 +317,17 @@ def test_the_judged_model_is_the_one_that_is_kept():
 
     after_one_round = after_a_step(after_a_step(0.0))
     after_two_rounds = after_a_step(after_a_step(after_one_round))
-    assert first["value"] == first["average"] == pytest.approx(math.log1p(math.exp(-2 * after_one_round)), abs=1e-15)
-    assert second["value"] == pytest.approx(math.log1p(math.exp(-2 * after_two_rounds)), abs=1e-15)
-    assert second["average"] == pytest.approx((first["value"] + second["value"]) / 2, abs=1e-15)
+    assert first["loss"] == first["moving_average"]
+    assert first["loss"] == pytest.approx(math.log1p(math.exp(-2 * after_one_round)), abs=1e-15)
+    assert second["loss"] == pytest.approx(math.log1p(math.exp(-2 * after_two_rounds)), abs=1e-15)
+    assert second["moving_average"] == pytest.approx((first["loss"] + second["loss"]) / 2, abs=1e-15)
     assert best.teachers[0]["2.bias"][0] == last.teachers[0]["2.bias"][0]  # the loss fell in both rounds
     assert best.teachers[0]["2.bias"][0] == pytest.approx(after_two_rounds, abs=1e-15)
-    assert first["seconds"] == 6.0  # two steps, the short one as dear as the full one; no transfer
+    assert first["seconds"] == 6.0  # two steps, the short one costs as much as the full one; no transfer
     assert (len(best.clients[0].training), len(best.clients[0].validation)) == (18, 2)
 
 
-def test_local_steps_draw_from_a_fresh_shuffle_and_win_over_epochs():
+def test_local_steps_draw_from_a_fresh_shuffle_and_replace_epochs():
     settings = replace(TINY, clients=1, cohorts=1, local_steps=3, batch_size=2, keep="last")
     start = random_network(np.random.default_rng(1))
     x, y = np.random.default_rng(2).normal(size=(5, 4)), np.array([0, 1, 2, 1, 0])
@@ -341,7 +342,7 @@ def test_local_steps_draw_from_a_fresh_shuffle_and_win_over_epochs():
 
 
 @pytest.mark.parametrize("kind", ["dirichlet", "iid", "shards"])
-def test_a_whole_run_holds_together_and_repeats(kind):
+def test_a_whole_run_is_consistent_and_repeatable(kind):
     rng = np.random.default_rng(3)
     settings = algorithm.Settings(
         clients=7, cohorts=3, seed=11, max_rounds=6, split=kind, alpha=0.5, participation=0.6, batch_size=4, lr=0.1,

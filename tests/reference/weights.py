@@ -1,4 +1,4 @@
-"""How much each cohort's word counts, class by class.
+"""How much each teacher counts, class by class.
 
 METHOD.md: "cohort i gets for class c its share of that class, n[i,c] / Σ_j n[j,c] (label counts of its clients'
 training data). A class nobody holds gets 1/n each. Every column sums to 1. `uniform` weighting is 1/n."
@@ -35,7 +35,7 @@ def class_weights(counts, kind="labels"):
     return p
 
 
-def join(p, logits):
+def aggregate(p, logits):
     """z̃ = Σ_i p_i ⊙ z_i, for z_i of shape (samples, classes)."""
     z = np.zeros_like(logits[0])
     for i in range(len(logits)):

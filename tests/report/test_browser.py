@@ -15,7 +15,7 @@ from tests.visits import IN_A_BROWSER, Visit, browser
 import cpfl
 from cpfl.report import page as pages
 from cpfl.report.content import content
-from cpfl.report.tables import find_runs
+from cpfl.report.reading import find_runs
 
 pytestmark = IN_A_BROWSER
 __all__ = ["browser"]  # a fixture
@@ -23,13 +23,13 @@ __all__ = ["browser"]  # a fixture
 
 @pytest.fixture(scope="module")
 def reported(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A studied report, with every picture."""
+    """A report over runs that were distilled again, with every figure."""
     runs = Path(shutil.copytree(made, tmp_path_factory.mktemp("browsed") / "runs"))
-    cpfl.study(find_runs(runs))
+    cpfl.redistill(find_runs(runs))
     return cpfl.report(runs).page
 
 
-MARKS = """place => [...place.querySelectorAll('svg .mark-line path, svg .mark-symbol path, svg .mark-rect path')]
+MARKS = """element => [...element.querySelectorAll('svg .mark-line path, svg .mark-symbol path, svg .mark-rect path')]
     .filter(mark => mark.getBoundingClientRect().width + mark.getBoundingClientRect().height > 0).length"""
 
 
@@ -38,11 +38,11 @@ MARKS = """place => [...place.querySelectorAll('svg .mark-line path, svg .mark-s
 def test_opens_offline_and_draws_everything(browser: Any, reported: Path, width: int, scheme: str) -> None:
     with Visit(browser, reported.as_uri(), width, scheme) as visit:
         page = visit.page
-        places = page.query_selector_all("[data-figure]")
-        assert len(places) == 12
-        for place in places:
-            assert place.evaluate(MARKS) >= 2, place.get_attribute("data-figure")
-            drawing, figure = place.query_selector("svg").bounding_box(), place.bounding_box()
+        elements = page.query_selector_all("[data-figure]")
+        assert len(elements) == 12
+        for element in elements:
+            assert element.evaluate(MARKS) >= 2, element.get_attribute("data-figure")
+            drawing, figure = element.query_selector("svg").bounding_box(), element.bounding_box()
             assert drawing["width"] > 0.8 * figure["width"]
             assert drawing["x"] + drawing["width"] <= width, "nothing is cut off at the right"
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -61,12 +61,12 @@ def test_by_keyboard_alone(browser: Any, reported: Path) -> None:
         for _ in range(120):
             page.keyboard.press("Tab")
             reached.add(page.evaluate("document.activeElement.outerHTML.slice(0, 160)"))
-        told = " ".join(reached)
-        assert "Skip to the report" in told
-        assert "<select" in told
-        assert 'role="region"' in told
-        assert "figures/trade-off.pdf" in told
-        assert "<summary" in told
+        controls = " ".join(reached)
+        assert "Skip to the report" in controls
+        assert "<select" in controls
+        assert 'role="region"' in controls
+        assert "figures/trade-off.pdf" in controls
+        assert "<summary" in controls
         page.select_option("[data-figure=timeline] select", "2")
         page.wait_for_function(
             "document.querySelectorAll('[data-figure=timeline] .mark-text.role-mark text').length == 2"
@@ -90,7 +90,7 @@ def test_names_cannot_act_in_a_browser(browser: Any, made: Path, tmp_path: Path)
     runs = Path(shutil.copytree(made, tmp_path / "<img src=x onerror=alert(1)>"))
     path = runs / "n1-seed90" / "experiment.toml"
     evil = "</script><script>alert(2)</script>"
-    path.write_text(path.read_text().replace('column = ""', f'column = "{evil}"'))
+    path.write_text(path.read_text().replace('train = "digits-grainy"', f'train = "{evil}"'))
     written = cpfl.report(runs)
     assert len(written.content["groups"]) == 2
     with Visit(browser, written.page.as_uri()) as visit:
@@ -98,14 +98,14 @@ def test_names_cannot_act_in_a_browser(browser: Any, made: Path, tmp_path: Path)
         assert "<script>alert(2)" in visit.page.inner_text("main")
 
 
-def test_a_run_that_goes_on(browser: Any, unfinished: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run(browser: Any, unfinished: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     shutil.copytree(unfinished, runs / "open")
     with Visit(browser, cpfl.report(runs).page.as_uri()) as visit:
-        places = visit.page.query_selector_all("[data-figure]")
-        assert {place.get_attribute("data-figure") for place in places} >= {"validation-loss", "timeline"}
-        for place in places:
-            assert place.evaluate(MARKS) >= 2
+        elements = visit.page.query_selector_all("[data-figure]")
+        assert {element.get_attribute("data-figure") for element in elements} >= {"validation-loss", "timeline"}
+        for element in elements:
+            assert element.evaluate(MARKS) >= 2
         assert visit.complaints == []
 
 
@@ -120,7 +120,7 @@ def test_two_hundred_cohorts(browser: Any, made: Path, tmp_path: Path) -> None:
     path = runs / "n1-seed90" / "experiment.toml"
     path.write_text(path.read_text().replace("clients = 8", "clients = 400"))
     about, summary = (json.loads((many / name).read_text()) for name in ("run.json", "summary.json"))
-    for key in ("plan", "label_counts"):
+    for key in ("cohorts", "label_counts"):
         about[key] = [about[key][i % 4] for i in range(200)]
     summary |= {"cohorts": 200, "by_cohort": [summary["by_cohort"][i % 4] | {"cohort": i} for i in range(200)]}
     (many / "run.json").write_text(json.dumps(about))
@@ -144,7 +144,7 @@ def test_two_hundred_cohorts(browser: Any, made: Path, tmp_path: Path) -> None:
 
 
 def test_a_page_that_is_kept_fresh(browser: Any, runs: Path) -> None:
-    """The page asks for the tree again: what is new appears, and what somebody chose stays chosen."""
+    """The page polls: what is new appears, and the choice in a menu stays."""
     hidden = runs.parent / "hidden"
     shutil.move(runs / "n4-seed91", hidden)
     tree = content(find_runs(runs))
@@ -172,7 +172,7 @@ def test_a_page_that_is_kept_fresh(browser: Any, runs: Path) -> None:
             answers["/fresh.json"] = json.dumps(pages.fresh(later))
             page.wait_for_function("document.querySelector('.runs').rows.length == 7", timeout=120_000)
             assert page.input_value("[data-figure=timeline] select") == "1"
-            assert page.locator("[data-seen=yes]").count() == 1, "what had not changed was left where it is"
+            assert page.locator("[data-seen=yes]").count() == 1, "what had not changed was not replaced"
             drawn = page.query_selector("[data-figure=samples]").evaluate(MARKS)
             assert drawn >= 2 * 2 + 2 * 4
             assert visit.complaints == []

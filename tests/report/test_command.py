@@ -68,20 +68,20 @@ def test_the_page_and_every_figure(cpfl_command: Command, runs: Path) -> None:
 
 
 def test_from_python_and_as_json(cpfl_command: Command, runs: Path, tmp_path: Path) -> None:
-    written = cpfl.report(runs, out=tmp_path / "other", loss=100)
-    told = cpfl_command("report", "runs", "--loss", "100", "--json").good().json
+    written = cpfl.report(runs, out=tmp_path / "other", max_drop=100)
+    answer = cpfl_command("report", "runs", "--max-drop", "100", "--json").good().json
     assert written.page == tmp_path / "other" / "report.html"
     assert all(path.is_file() for path in written.figures)
     assert not (tmp_path / "runs" / "n1-seed90" / "report.html").exists()
     group = written.content["groups"][0]
-    assert told["experiments"] == [{key: group[key] for key in ("label", "n", "sentence", "reasons")}]
-    assert [Path(path).name for path in told["figures"]] == [path.name for path in written.figures]
+    assert answer["experiments"] == [{key: group[key] for key in ("label", "n", "sentence", "reasons")}]
+    assert [Path(path).name for path in answer["figures"]] == [path.name for path in written.figures]
     hours = {int(row[0]["text"]): float(row[5]["text"].split(" ")[0]) for row in group["table"]["rows"]}
     assert group["n"] == min(hours, key=lambda n: hours[n])  # whatever it loses: the fastest
 
 
 def test_only_run_folders_are_read(cpfl_command: Command, runs: Path) -> None:
-    """Neither data nor models: what a report needs travels in the records."""
+    """Neither data nor models: a report needs only the records."""
     for name in ("models", "checkpoints", "snapshots"):
         for folder in runs.glob(f"*/{name}"):
             shutil.rmtree(folder)
@@ -104,8 +104,8 @@ def test_an_unfinished_run_is_shown_as_such(cpfl_command: Command, runs: Path, u
     cpfl_command("report", "runs").good()
     page = Page(runs / "report.html")
     assert "2 runs are unfinished" in page.text
-    assert "unfinished: 4 of 4 cohorts have stopped" in page.text
-    assert re.search(r"unfinished: \d of 4 cohorts have stopped.*unfinished: \d of 4", page.text, re.S)
+    assert "unfinished: 4 of 4 cohorts stopped" in page.text
+    assert re.search(r"unfinished: \d of 4 cohorts stopped.*unfinished: \d of 4", page.text, re.S)
 
 
 def test_only_unfinished_runs(cpfl_command: Command, unfinished: Path, tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_nothing_but_damage(cpfl_command: Command, tmp_path: Path) -> None:
     [
         (("empty",), "there are no runs in empty"),
         (("missing",), "there is no folder missing"),
-        (("runs", "--loss", "-1"), "--loss -1 is not allowed: points of accuracy, 0 to 100"),
-        (("runs", "--loss", "nan"), "--loss nan is not allowed"),
+        (("runs", "--max-drop", "-1"), "max_drop = -1 is not allowed: points of accuracy, 0 to 100"),
+        (("runs", "--max-drop", "nan"), "max_drop = nan is not allowed"),
         (("runs", "--out", "file"), "cannot write file"),
     ],
 )
@@ -179,9 +179,9 @@ def test_names_cannot_act(cpfl_command: Command, runs: Path, tmp_path: Path) -> 
     assert "alert(2)" in page.text
 
 
-def _copy_of(folder: Path, place: Path) -> Path:
-    shutil.copytree(folder, place / "other")
-    return place
+def _copy_of(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to / "other")
+    return to
 
 
 def test_a_name_that_is_no_text(cpfl_command: Command, runs: Path) -> None:
@@ -190,8 +190,8 @@ def test_a_name_that_is_no_text(cpfl_command: Command, runs: Path) -> None:
     assert "runs/n1-�" in Page(runs / "report.html").text
 
 
-def test_pictures_that_are_drawn_no_more_are_removed(cpfl_command: Command, runs: Path, tmp_path: Path) -> None:
-    """Those of the report before, by name; what somebody else put there stays."""
+def test_figures_that_are_drawn_no_more_are_removed(cpfl_command: Command, runs: Path, tmp_path: Path) -> None:
+    """Those of the previous report, by name; other files stay."""
     other = Path(shutil.copytree(runs / "n2-seed90", runs / "other"))
     path = other / "experiment.toml"
     path.write_text(path.read_text().replace("batch_size = 20", "batch_size = 21", 1))
@@ -203,20 +203,21 @@ def test_pictures_that_are_drawn_no_more_are_removed(cpfl_command: Command, runs
     page = runs / "report.html"
     page.write_text(page.read_text() + '<div class="picture" data-figure="../../outside"></div>')
     shutil.rmtree(other)
-    told = cpfl_command("report", "runs", "--json").good().json
+    answer = cpfl_command("report", "runs", "--json").good().json
     after = {file.name for file in (runs / "figures").iterdir()}
-    assert after == {Path(path).name for path in told["figures"]} | {"all-mine.svg"}
+    assert after == {Path(path).name for path in answer["figures"]} | {"all-mine.svg"}
     assert not after & before
     assert (tmp_path / "outside.svg").is_file()
 
 
 def test_a_full_disk_is_one_sentence(cpfl_process: Command, runs: Path) -> None:
-    """The second process that draws cannot write: the first one says so, and leaves nothing behind."""
+    """No figure is left behind."""
     limits = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
     (runs.parent / "sitecustomize.py").write_text(
         f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); {limits}"
     )
-    answer = cpfl_process("report", "runs", PYTHONPATH=str(runs.parent), PYTHONDONTWRITEBYTECODE="1")
+    path = os.pathsep.join(filter(None, (str(runs.parent), os.environ.get("PYTHONPATH"))))
+    answer = cpfl_process("report", "runs", PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
     assert answer.code == 2, answer.err
     assert len(answer.err.splitlines()) == 1
     assert "cannot write runs/figures" in answer.err

@@ -1,4 +1,4 @@
-"""What the pictures and tables show is what the run folders hold."""
+"""Figures and tables show what the run folders hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import cpfl
 from cpfl.report.content import all_figures, content
 from cpfl.report.points import thinned
-from cpfl.report.tables import find_runs
+from cpfl.report.reading import find_runs
 from cpfl.runs import records
 
 Summaries = dict[tuple[int, int], dict[str, Any]]
@@ -38,7 +38,7 @@ def tree(made: Path) -> dict[str, Any]:
     return content(find_runs(made))
 
 
-def test_every_picture_of_the_paper(tree: dict[str, Any]) -> None:
+def test_every_figure_of_the_paper(tree: dict[str, Any]) -> None:
     names = {figure["id"] for figure in all_figures(tree)}
     assert names >= {"trade-off", "accuracy-against-n", "hours-against-n", "cpu-hours-against-n", "traffic-against-n"}
     assert names >= {"validation-loss", "timeline", "finish-times", "samples"}
@@ -70,25 +70,30 @@ def test_the_table_is_the_papers(tree: dict[str, Any], summaries: Summaries) -> 
     assert rows["1"]["teachers %"] == "–"
 
 
-def test_judgements_of_all_cohorts_together(tmp_path: Path, small: dict[str, Any]) -> None:
-    """Under the rule joint; what the picture shows is what was written, and a damaged line is named."""
-    joint = {"stopping.rule": "joint", "stopping.every": 2, "stopping.legs": 4, "max_rounds": 10}
+def without_patience(settings: dict[str, Any]) -> dict[str, Any]:
+    """For other rules than plateau, where it has no effect."""
+    return {key: value for key, value in settings.items() if key != "stopping.patience"}
+
+
+def test_evaluations_of_the_ensemble(tmp_path: Path, small: dict[str, Any]) -> None:
+    """Under the rule joint: the figure shows what was written, and a damaged line is named."""
+    joint = {"stopping.rule": "joint", "stopping.eval_interval": 2, "stopping.eval_window": 4, "max_rounds": 10}
     for n in (1, 2):
-        settings = small | joint | {"cohorts": n}
+        settings = without_patience(small) | joint | {"cohorts": n}
         cpfl.run("digits", out=tmp_path / f"n{n}", settings=settings, device="cpu", engine="reference")
-    told = {n: records.read(tmp_path / f"n{n}/judgements.jsonl") for n in (1, 2)}
-    rows = values(figure(content(find_runs(tmp_path)), "judged")["spec"])
-    assert len(told[2]) > 1
-    for n, lines in told.items():
-        drawn = [(row["round"], row["cpu"], row["worth"], row["stop"]) for row in rows if row["n"] == n]
-        want = [(line["round"], line["cpu_hours"], line["value"], line["decision"] == "stop") for line in lines]
+    written = {n: records.read(tmp_path / f"n{n}/evaluations.jsonl") for n in (1, 2)}
+    rows = values(figure(content(find_runs(tmp_path)), "evaluations")["spec"])
+    assert len(written[2]) > 1
+    for n, lines in written.items():
+        drawn = [(row["round"], row["cpu"], row["accuracy"], row["stop"]) for row in rows if row["n"] == n]
+        want = [(line["round"], line["cpu_hours"], line["accuracy"], line["decision"] == "stop") for line in lines]
         assert [one[::3] for one in drawn] == [one[::3] for one in want]
         np.testing.assert_allclose([one[1:3] for one in drawn], [one[1:3] for one in want], rtol=1e-3)
-    with (tmp_path / "n2/judgements.jsonl").open("a") as file:
-        file.write('{"round": 12, "value": 50}\n')
+    with (tmp_path / "n2/evaluations.jsonl").open("a") as file:
+        file.write('{"round": 12, "accuracy": 50}\n')
     tree = content(find_runs(tmp_path))
     assert [one["path"].endswith("n2") for one in tree["damaged"]] == [True]
-    assert "judgements.jsonl is damaged: a line lacks" in tree["damaged"][0]["reason"]
+    assert "evaluations.jsonl is damaged: a line lacks" in tree["damaged"][0]["reason"]
 
 
 def test_finish_times(tree: dict[str, Any], summaries: Summaries) -> None:
@@ -113,7 +118,7 @@ def test_losses_and_stops(tree: dict[str, Any], made: Path) -> None:
             stop = [row for row in rows if row["n"] == n and row["cohort"] == cohort and "stop" in row]
             assert len(stop) == 1
             assert stop[0]["hours"] == pytest.approx(last["clock"] / 3600, rel=1e-4)
-            assert stop[0]["loss"] == pytest.approx(last["average"], rel=1e-4)
+            assert stop[0]["loss"] == pytest.approx(last["moving_average"], rel=1e-4)
 
 
 def test_the_timeline_adds_up(tree: dict[str, Any], made: Path) -> None:
@@ -157,7 +162,7 @@ def test_what_is_kept_does_not_make_another_experiment(runs: Path) -> None:
     assert len(content(find_runs(runs))["groups"]) == 1
 
 
-def test_published_figures_stand_beside(runs: Path, change: Change) -> None:
+def test_published_figures_are_shown_beside(runs: Path, change: Change) -> None:
     carried = {"source": "A paper", "by_n": [{"n": 2, "student": 12.5, "student_spread": 0.5, "hours": 3}], "at": []}
     for path in runs.glob("*/run.json"):
         change(path, lambda about: about.update(published=carried))
@@ -177,13 +182,13 @@ def test_published_figures_stand_beside(runs: Path, change: Change) -> None:
 
 
 @pytest.mark.parametrize("carried", ["text", {"by_n": 3}, {"by_n": [{"n": "x"}], "at": []}, {"by_n": [[]], "at": []}])
-def test_published_figures_of_a_foreign_form(runs: Path, change: Change, carried: object) -> None:
+def test_published_figures_of_another_shape(runs: Path, change: Change, carried: object) -> None:
     change(runs / "n2-seed90" / "run.json", lambda about: about.update(published=carried))
     damaged = content(find_runs(runs))["damaged"]
     assert [(Path(run["path"]).name, "published" in run["reason"]) for run in damaged] == [("n2-seed90", True)]
 
 
-def test_damage_that_only_a_picture_meets(runs: Path) -> None:
+def test_damage_that_only_a_figure_meets(runs: Path) -> None:
     """The summary is fine, a round is not: the other seed is drawn instead, and the run is named."""
     (runs / "n4-seed90" / "rounds" / "cohort-0001.jsonl").write_text('{"round": 1}\n')
     tree = content(find_runs(runs))
@@ -209,15 +214,14 @@ def test_thinned_curves_keep_their_ends(count: int) -> None:
     assert kept == sorted(set(kept))
 
 
-def test_another_safety_net_sets_no_runs_apart_unless_somebody_fell_into_one(
-    tmp_path: Path, small: dict[str, Any]
-) -> None:
-    def run(n: int, net: int) -> list[str]:
-        settings = small | {"cohorts": n, "max_rounds": net, "stopping.rule": "rounds", "stopping.rounds": 4}
-        out = tmp_path / f"n{n}-net{net}"
+def test_max_rounds_separates_no_runs_unless_one_reached_it(tmp_path: Path, small: dict[str, Any]) -> None:
+    def run(n: int, most: int) -> list[str]:
+        rule = {"stopping.rule": "rounds", "stopping.rounds": 4}
+        settings = without_patience(small) | rule | {"cohorts": n, "max_rounds": most}
+        out = tmp_path / f"n{n}-most{most}"
         cpfl.run("digits", out=out, settings=settings, device="cpu", engine="reference")
         return [group["label"] for group in content(find_runs(tmp_path))["groups"]]
 
-    assert run(1, net=9) == ["digits"]
-    assert run(2, net=8) == ["digits"]
-    assert run(4, net=3) == [f"digits, max_rounds = {net}" for net in (3, 8, 9)]
+    assert run(1, most=9) == ["digits"]
+    assert run(2, most=8) == ["digits"]
+    assert run(4, most=3) == [f"digits, max_rounds = {most}" for most in (3, 8, 9)]

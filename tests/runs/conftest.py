@@ -1,4 +1,4 @@
-"""Fixtures of the crash tests: one thread, so that runs are equal to the bit, and unbroken runs to compare with."""
+"""Fixtures of the crash tests: one thread, so that runs are bit-equal, and uninterrupted runs to compare with."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> small_runs.Unbroken:
-    """A finished run with these settings that nothing disturbed; made once, only to be looked at."""
+    """A finished, uninterrupted run with these settings; made once, only for reading."""
     made: dict[str, Path] = {}
 
     def make(**settings: Any) -> Path:
-        chosen = small_runs.SETTINGS | settings
+        chosen = small_runs.settings_with(settings)
         key = repr(sorted(chosen.items()))
         if key not in made:
             out = tmp_path_factory.mktemp("unbroken") / "run"

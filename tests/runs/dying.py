@@ -1,10 +1,10 @@
 """cpfl as a process that fails at a chosen moment.
 
 dying.py kill K WORDS…     SIGKILL right before its K-th operation on a file of a run (counted from 1)
-dying.py torn K WORDS…     the same before its K-th opening for writing, with a torn half of something left in the file
-dying.py copy DIR WORDS…   dies never, but copies the run folder to DIR/K before its K-th operation: what a kill leaves
+dying.py torn K WORDS…     the same before its K-th opening for writing, after it wrote half a line into the file
+dying.py copy DIR WORDS…   never dies, but copies the run folder to DIR/K before its K-th operation: what a kill leaves
 dying.py limit N WORDS…    no file may grow beyond N bytes
-dying.py often S WORDS…    dies never, but writes every S seconds: a fast run too is on disk long before its end
+dying.py often S WORDS…    never dies, but writes every S seconds: a fast run too is on disk long before its end
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cpfl.runs import keeper
+from cpfl.runs import writer
 
 CHANGES = {"os.rename", "os.truncate", "os.remove", "os.mkdir"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
 
 
-class Fate:
-    """Sees every operation on the files of one folder right before it is done."""
+class FileHook:
+    """Is called right before every operation on the files of one folder."""
 
     def __init__(self, mode: str, argument: str, folder: Path) -> None:
         self._mode, self._argument, self._folder = mode, argument, folder.absolute()
@@ -37,15 +37,15 @@ class Fate:
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
             if isinstance(args[0], (str, bytes)) and args[2] & WRITING:
-                self._meet(Path(os.fsdecode(args[0])), opening=True)
+                self._before(Path(os.fsdecode(args[0])), opening=True)
         elif event in CHANGES and not isinstance(args[0], int):
-            self._meet(Path(os.fsdecode(args[0])), opening=False)
+            self._before(Path(os.fsdecode(args[0])), opening=False)
 
     def _fsync(self, handle: int) -> None:
-        self._meet(Path(os.readlink(f"/proc/self/fd/{handle}")), opening=False)
+        self._before(Path(os.readlink(f"/proc/self/fd/{handle}")), opening=False)
         self._sync(handle)
 
-    def _meet(self, path: Path, opening: bool) -> None:
+    def _before(self, path: Path, opening: bool) -> None:
         inside = path.absolute().is_relative_to(self._folder)
         if self._busy or not inside or (self._mode == "torn" and not opening):
             return
@@ -68,9 +68,9 @@ def main() -> None:
     if mode == "limit":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(argument), int(argument)))
     elif mode == "often":
-        keeper.PAUSE = float(argument)
+        writer.PAUSE = float(argument)
     else:
-        Fate(mode, argument, Path(words[words.index("--out") + 1] if "--out" in words else words[1]))
+        FileHook(mode, argument, Path(words[words.index("--out") + 1] if "--out" in words else words[1]))
     sys.argv = ["cpfl", *words]
     from cpfl.cli import main as cpfl
 

@@ -1,7 +1,6 @@
-"""cpfl as a process of its own that begins with everything loaded: forked from one that has done nothing but load it.
+"""cpfl as a process of its own with everything imported: it is forked from a process that only imports.
 
-An interpreter that starts from nothing takes seconds to import torch; tests that need dozens of processes, to kill most
-of them, would spend their time on that.
+A new interpreter takes seconds to import torch. Tests that start dozens of processes would spend their time on that.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from pathlib import Path
 import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["cpfl.cli", "cpfl.board.server", __name__])
-# An exit code can be read once, and whoever starts a process reads those of all that have ended: one thread at a time.
+CONTEXT.set_forkserver_preload(["cpfl.cli", "cpfl.dashboard.server", __name__])
+# An exit code can be read once, and starting a process reads those of all that have ended: one thread at a time.
 READING = threading.Lock()
 
 
@@ -30,8 +29,8 @@ class Forked:
 
     def __init__(self, program: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
         """`program`: module:function, called with these words as sys.argv."""
-        self._said = Path(tempfile.mkdtemp(prefix="cpfl-forked-"))
-        facts = (program, list(words), dict(environment), str(Path.cwd()), str(self._said))
+        self._output = Path(tempfile.mkdtemp(prefix="cpfl-forked-"))
+        facts = (program, list(words), dict(environment), str(Path.cwd()), str(self._output))
         self._process = CONTEXT.Process(target=_begin, args=facts)
         with READING:
             self._process.start()
@@ -53,20 +52,20 @@ class Forked:
         self._process.kill()
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it said and what it complained of, once it has ended; it is killed if that takes too long."""
+        """Standard output and standard error, once it has ended; it is killed after `timeout` seconds."""
         if not wait([self._process.sentinel], timeout):
             self.kill()
             wait([self._process.sentinel])
             raise TimeoutError(f"it did not end within {timeout} s")
-        said, complained = ((self._said / name).read_text() for name in ("out", "err"))
-        shutil.rmtree(self._said)
-        return said, complained
+        out, err = ((self._output / name).read_text() for name in ("out", "err"))
+        shutil.rmtree(self._output)
+        return out, err
 
 
-def _begin(program: str, words: list[str], environment: dict[str, str], folder: str, said: str) -> None:
-    """In the new process: put everything in place that a shell would have, then the program."""
+def _begin(program: str, words: list[str], environment: dict[str, str], folder: str, output: str) -> None:
+    """In the new process: set what a shell would set, then call the program."""
     for number, name in ((1, "out"), (2, "err")):
-        handle = os.open(f"{said}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        handle = os.open(f"{output}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, number)
         os.close(handle)
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""Small runs as real processes, and what two run folders must have in common."""
+"""Small runs as real processes, and the comparison of two run folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from forked import Forked
 
-Unbroken = Callable[..., Path]  # settings -> the folder of an undisturbed run
+Unbroken = Callable[..., Path]  # settings -> the folder of an uninterrupted run
 MEASURED = {"wall_seconds", "samples_per_second", "distill_seconds"}
 
 SETTINGS: dict[str, Any] = {
@@ -31,10 +31,18 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def settings_with(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings above with changes; a setting that a changed stopping rule does not read is left out."""
+    chosen = SETTINGS | dict(changes)
+    if chosen.get("stopping.rule", "plateau") != "plateau":
+        del chosen["stopping.patience"]
+    return chosen
+
+
 def run_words(out: Path, settings: Mapping[str, Any]) -> list[str]:
     """The command line of a run with these settings."""
     words = ["run", "digits", "--device", "cpu", "--out", str(out)]
-    for key, value in (SETTINGS | dict(settings)).items():
+    for key, value in settings_with(settings).items():
         words += ["--set", f"{key}={value}"]
     return words
 
@@ -45,28 +53,28 @@ def environment() -> dict[str, str]:
 
 
 def start(*words: str | Path, driver: Sequence[str] = ()) -> Forked:
-    """cpfl, going on by itself; with `driver`, one that fails as told."""
+    """Start cpfl; with `driver`, a process that fails as its words say."""
     if driver:
         return Forked("dying:main", ["dying.py", *driver, *map(str, words)], environment())
     return Forked("cpfl.cli:main", ["cpfl", *map(str, words)], environment())
 
 
 def start_cold(*words: str | Path) -> subprocess.Popen[str]:
-    """The same from an interpreter's first line on."""
+    """The same in a new interpreter, which imports everything itself."""
     program = [sys.executable, "-m", "cpfl", *map(str, words)]
     return subprocess.Popen(program, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def cpfl(*words: str | Path, driver: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """cpfl to its end."""
+    """Run cpfl until it ends."""
     process = start(*words, driver=driver)
-    said, complained = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=240)
     assert process.returncode is not None
-    return subprocess.CompletedProcess(words, process.returncode, said, complained)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def outcome(path: Path) -> dict[str, bytes]:
-    """All that a run must always end with: its files, and its summary without what was measured by the wall clock."""
+    """The results of a run that must not differ: its files, and its summary without wall-clock measurements."""
     names = ("rounds/*.jsonl", "models/*.safetensors", "snapshots/*.safetensors", "*.jsonl", "clients.json")
     files = [file for name in names for file in path.glob(name) if not file.name.startswith(".")]
     found = {str(file.relative_to(path)): file.read_bytes() for file in files if file.name != "log.jsonl"}
@@ -76,7 +84,7 @@ def outcome(path: Path) -> dict[str, bytes]:
 
 
 def differing(one: Path, other: Path) -> list[str]:
-    """Names of what two finished runs do not share to the byte."""
+    """Names of the results in which two finished runs differ by any byte."""
     first, second = outcome(one), outcome(other)
     assert len(first) > 5, "there is something to compare"
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))

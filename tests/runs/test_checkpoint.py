@@ -1,7 +1,8 @@
-"""Damaged files in a run folder are noticed; checkpoints before them, or the start, lead to the same end."""
+"""Damaged files in a run folder are noticed; resuming from an older checkpoint, or anew, gives the same results."""
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -12,11 +13,12 @@ import small_runs
 from small_runs import Unbroken
 
 from cpfl import api
+from cpfl.callbacks import Callback
 from cpfl.errors import RunFolderError
-from cpfl.export import export
-from cpfl.predict import predict
+from cpfl.inference.export import export
+from cpfl.inference.predict import predict
 from cpfl.runs import checkpoint, files, records
-from cpfl.runs.folder import RunFolder, load_state
+from cpfl.runs.folder import SCHEMA, RunFolder, load_state
 
 Damage = Callable[[bytes], bytes]
 DAMAGES: dict[str, Damage] = {
@@ -30,19 +32,19 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-class Notes(api.Silent):
-    """A watcher that writes down what it is told."""
+class Messages(Callback):
+    """Keeps the messages of a run."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def on_note(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.texts.append(text)
 
 
 @pytest.fixture
 def broken(tmp_path: Path, unbroken: Unbroken) -> Path:
-    """A run that was killed before its distillation, as it stands after the cohorts' last rounds."""
+    """A run that was killed after the last rounds of its cohorts and before its distillation."""
     path = tmp_path / "run"
     shutil.copytree(unbroken(), path)
     for name in ("summary.json", "clients.json", "epochs.jsonl", "models/global.safetensors"):
@@ -56,28 +58,27 @@ def checkpoints(path: Path, cohort: int = 1) -> list[Path]:
 
 
 def resumed(path: Path) -> list[str]:
-    """Notes of a resume."""
-    notes = Notes()
-    api.resume(path, device="cpu", watcher=notes)
-    return notes.texts
+    """The messages of a resume."""
+    messages = Messages()
+    api.resume(path, device="cpu", callback=messages)
+    return messages.texts
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_newest_damaged(damage: str, broken: Path, unbroken: Unbroken) -> None:
     newest = checkpoints(broken)[-1]
     newest.write_bytes(DAMAGES[damage](newest.read_bytes()))
-    notes = resumed(broken)
-    assert any(str(newest) in note and "damaged" in note for note in notes)
+    assert any(str(newest) in text and "damaged" in text for text in resumed(broken))
     assert small_runs.differing(broken, unbroken()) == []
 
 
 def test_all_damaged(broken: Path, unbroken: Unbroken) -> None:
-    """Every cohort has lost both of its checkpoints: all begin again."""
+    """Every cohort has lost both of its checkpoints: all start again."""
     for cohort in range(3):
         assert len(checkpoints(broken, cohort)) == 2
         for path in checkpoints(broken, cohort):
             path.write_bytes(path.read_bytes()[:-7])
-    assert sum("damaged" in note for note in resumed(broken)) == 6
+    assert sum("damaged" in text for text in resumed(broken)) == 6
     assert small_runs.differing(broken, unbroken()) == []
 
 
@@ -97,28 +98,28 @@ def test_any_byte_flipped(tmp_path: Path, unbroken: Unbroken) -> None:
     header = 8 + int.from_bytes(content[:8], "little")
     chosen = [*range(header), *dice.sample(range(header, len(content)), 300)]
     noticed = 0
-    for at in chosen:
+    for position in chosen:
         flipped = bytearray(content)
-        flipped[at] ^= 1 << dice.randrange(8)
+        flipped[position] ^= 1 << dice.randrange(8)
         path.write_bytes(flipped)
         try:
             found, found_numbers = files.load_tensors(path)
         except RunFolderError as error:
             sentence = str(error)
         else:
-            assert at < header, f"byte {at} of a tensor"
-            assert found_numbers == numbers, at
-            assert found.keys() == tensors.keys(), at
-            assert all(found[name].equal(tensors[name]) for name in tensors), at
+            assert position < header, f"byte {position} of a tensor"
+            assert found_numbers == numbers, position
+            assert found.keys() == tensors.keys(), position
+            assert all(found[name].equal(tensors[name]) for name in tensors), position
             continue
         assert str(path) in sentence
-        assert "\n" not in sentence, at
+        assert "\n" not in sentence, position
         noticed += 1
     assert noticed > 0.9 * len(chosen)
 
 
-def test_stray_parts(broken: Path, unbroken: Unbroken) -> None:
-    """What a crash leaves of half-written files disturbs neither resume nor readers."""
+def test_leftover_temporary_files(broken: Path, unbroken: Unbroken) -> None:
+    """Half-written files that a crash leaves behind affect neither resume nor readers."""
     for folder in ("", "models", "snapshots", "checkpoints", "rounds"):
         for name in (".cohort-0001-round-000009.safetensors.part", ".summary.json.part", ".x.part"):
             (broken / folder / name).write_bytes(b"\x13half")
@@ -131,20 +132,20 @@ def test_stray_parts(broken: Path, unbroken: Unbroken) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"cohort":1,"rou', b"\0\0\0\0", b'{"cohort":1,"round":6}\n{"x'])
-def test_torn_line_after_the_checkpoint(torn: bytes, broken: Path, unbroken: Unbroken) -> None:
+def test_incomplete_line_after_the_checkpoint(torn: bytes, broken: Path, unbroken: Unbroken) -> None:
     path = RunFolder.open(broken).rounds(1)
     whole = records.read(path)
     with path.open("ab") as file:
         file.write(torn)
     if b"\n" not in torn:
-        assert records.read(path) == whole  # a reader leaves the torn line out
+        assert records.read(path) == whole  # a reader leaves the incomplete line out
     resumed(broken)
     assert small_runs.differing(broken, unbroken()) == []
 
 
 @pytest.mark.parametrize("kept", ["half a line", "one line", "nothing", "no file"])
 def test_records_shorter_than_the_checkpoint_says(kept: str, broken: Path, unbroken: Unbroken) -> None:
-    """A disk that lost appended lines: the rounds are trained again rather than left out or filled with zeros."""
+    """A disk that lost appended lines: the rounds are trained again, not left out or filled with zeros."""
     path = RunFolder.open(broken).rounds(1)
     content = path.read_bytes()
     if kept == "no file":
@@ -156,7 +157,7 @@ def test_records_shorter_than_the_checkpoint_says(kept: str, broken: Path, unbro
     assert small_runs.differing(broken, unbroken()) == []
 
 
-def test_torn_log(broken: Path) -> None:
+def test_incomplete_line_in_the_log(broken: Path) -> None:
     """A crash in the middle of a log line does not make the log unreadable."""
     log = broken / "log.jsonl"
     log.write_bytes(log.read_bytes() + b'{"event":"resu')
@@ -164,7 +165,7 @@ def test_torn_log(broken: Path) -> None:
     assert [line["event"] for line in records.read(log)] == ["started", "finished", "resumed", "finished"]
 
 
-def test_keeps_two(unbroken: Unbroken) -> None:
+def test_two_checkpoints_are_kept(unbroken: Unbroken) -> None:
     for cohort in range(3):
         rounds = [int(path.stem[-6:]) for path in checkpoints(unbroken(), cohort)]
         assert len(rounds) == checkpoint.KEPT
@@ -203,7 +204,33 @@ def test_missing_models_are_refused(tmp_path: Path, unbroken: Unbroken) -> None:
         api.distill(path, device="cpu")
 
 
-def test_damaged_run_json_is_told(tmp_path: Path, unbroken: Unbroken) -> None:
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (1, ("has schema 1;", "reads schema 2", "cpfl 0.1")),
+        (3, ("has schema 3;", "reads schema 2", "newer cpfl")),
+        (None, ("run.json is damaged", "schema")),
+        ([2], ("run.json is damaged", "schema")),
+    ],
+)
+def test_folders_of_another_schema_are_refused(
+    schema: object, words: tuple[str, ...], tmp_path: Path, unbroken: Unbroken
+) -> None:
+    """The sentence says which version of cpfl reads an older folder."""
+    path = tmp_path / "run"
+    shutil.copytree(unbroken(), path)
+    about = json.loads((path / "run.json").read_text())
+    assert about["schema"] == SCHEMA == 2
+    (path / "run.json").write_text(json.dumps(about | {"schema": schema}))
+    for use in (api.load_run, api.resume, api.distill):
+        with pytest.raises(RunFolderError) as refused:
+            use(path)
+        assert "\n" not in str(refused.value)
+        for word in (str(path), *words):
+            assert word in str(refused.value)
+
+
+def test_damaged_run_json_is_refused(tmp_path: Path, unbroken: Unbroken) -> None:
     path = tmp_path / "run"
     shutil.copytree(unbroken(), path)
     for content in (b"", b"{", b"[1]", b"\xff\xfe"):

@@ -1,4 +1,4 @@
-"""A disk that becomes full ends a run with one sentence, and the run goes on once there is space."""
+"""A full disk ends a run with one sentence; the run can be resumed once there is space."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_full_while_training(disk: Callable[[str], Path], unbroken: Unbroken) ->
     assert "disk is full" in sentence
     assert "cpfl resume" in sentence
     assert not (path / "summary.json").exists()
-    assert records.read(path / "rounds" / "cohort-0000.jsonl")  # it had begun, and what it did can be read
+    assert records.read(path / "rounds" / "cohort-0000.jsonl")  # it had started, and its records can be read
 
     with pytest.raises(RunFolderError, match="disk is full"):  # still
         api.resume(path, device="cpu")
@@ -67,13 +67,13 @@ def test_full_from_the_start(disk: Callable[[str], Path], unbroken: Unbroken) ->
     assert stopped.returncode == 2, stopped.stderr
     assert "disk is full" in small_runs.one_sentence(stopped.stderr)
     disk("8m")
-    go_on(path, {})
+    continue_run(path, {})
     assert small_runs.differing(path, unbroken()) == []
 
 
 @pytest.mark.parametrize(("limit", "full"), [(500, "experiment.toml"), (5000, "cohort-000")])
 def test_no_file_may_grow(limit: int, full: str, tmp_path: Path, unbroken: Unbroken) -> None:
-    """The same where no disk can be mounted: files may not grow beyond a limit, in the middle of a record for one."""
+    """The same where no disk can be mounted: files may not grow beyond a limit, which may cut a record in two."""
     path = tmp_path / "run"
     settings = {"model.args.hidden": 1, "max_rounds": 30, "stopping.patience": 30, "distillation.epochs": 2}
     stopped = small_runs.cpfl(*small_runs.run_words(path, settings), driver=("limit", str(limit)))
@@ -81,16 +81,16 @@ def test_no_file_may_grow(limit: int, full: str, tmp_path: Path, unbroken: Unbro
     sentence = small_runs.one_sentence(stopped.stderr)
     assert "disk is full" in sentence
     assert full in sentence
-    if (path / "run.json").exists():  # the line that did not fit is torn
-        torn = [file.read_bytes() for file in path.glob("rounds/*")]
-        assert sum(not content.endswith(b"\n") for content in torn) == 1
-    go_on(path, settings)
+    if (path / "run.json").exists():  # the line that did not fit is incomplete
+        contents = [file.read_bytes() for file in path.glob("rounds/*")]
+        assert sum(not content.endswith(b"\n") for content in contents) == 1
+    continue_run(path, settings)
     assert small_runs.differing(path, unbroken(**settings)) == []
 
 
-def go_on(path: Path, settings: dict[str, Any]) -> None:
-    """What a user does: resume, or give the same command again where the folder had not yet become a run."""
+def continue_run(path: Path, settings: dict[str, Any]) -> None:
+    """What a user does: resume, or run the same command again if there is no run.json yet."""
     if (path / "run.json").exists():
         api.resume(path, device="cpu")
     else:
-        api.run("digits", settings=small_runs.SETTINGS | settings, out=path, device="cpu")
+        api.run("digits", settings=small_runs.settings_with(settings), out=path, device="cpu")

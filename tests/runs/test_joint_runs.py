@@ -1,4 +1,4 @@
-"""Whole runs under the rule joint: costs by hand, limits, killed at any moment, distilled, looked at afterwards."""
+"""Whole runs with the stopping rule joint: costs by hand, limits, kills at any moment, later distillations, reports."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ import torch
 from small_runs import Unbroken
 
 import cpfl
-from cpfl import api, hindsight
+from cpfl import api
 from cpfl.data.federated import Given
-from cpfl.distillation.judges import JUDGES
-from cpfl.errors import DamagedError, RunFolderError
-from cpfl.federation import joint
-from cpfl.problem import Problem, prepare
+from cpfl.distillation.evaluation import EVALUATORS
+from cpfl.errors import DamagedError
+from cpfl.federation.stopping import joint
 from cpfl.report import tables
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state
+from cpfl.task.task import Task, build_task
 
 if TYPE_CHECKING:
     from conftest import Command
 
-# Every judgement from the fifth on ends it, unless the gain grows: six legs of two rounds here.
+# Every evaluation from the fifth on stops the run, unless the gain grows: six phases of two rounds here.
 JOINT = {
     "max_rounds": 30,
     "stopping.rule": "joint",
-    "stopping.every": 2,
-    "stopping.gain": 1000,
+    "stopping.eval_interval": 2,
+    "stopping.min_gain": 1000,
     "snapshots": "10s",
     "distillation.epochs": 1,
 }
@@ -44,51 +44,51 @@ FIXED = {"devices.trace": "fixed", "devices.compute_ms": 50, "devices.network_kb
 
 def rounds(path: Path) -> list[list[dict[str, Any]]]:
     folder = RunFolder.open(path)
-    return [records.read(folder.rounds(cohort)) for cohort in range(len(folder.about()["plan"]))]
+    return [records.read(folder.rounds(cohort)) for cohort in range(len(folder.about()["cohorts"]))]
 
 
-def judgements(path: Path) -> list[dict[str, Any]]:
-    return records.read(path / "judgements.jsonl")
+def evaluations(path: Path) -> list[dict[str, Any]]:
+    return records.read(path / "evaluations.jsonl")
 
 
-def problem_of(path: Path) -> Problem:
-    return prepare(RunFolder.open(path).experiment(), [], Given())
+def task_of(path: Path) -> Task:
+    return build_task(RunFolder.open(path).experiment(), [], Given())
 
 
 @pytest.mark.parametrize(
-    ("judge", "cohorts", "settings", "lacking"),
+    ("metric", "cohorts", "settings", "lacking"),
     [
-        ("ensemble", 3, {}, 2),
-        ("ensemble", 1, {}, 0),
-        ("ensemble", 6, {"stopping.keep": "average"}, 5),  # who trains alone has its own average
-        ("ensemble", 3, {"stopping.keep": "average"}, 3),
-        ("ensemble", 1, {"stopping.keep": "average"}, 1),
-        ("ensemble", 3, {"federation.participation": 0.5}, 3),  # who sat out has not the newest model
-        ("public", 3, {}, 0),
+        ("ensemble-accuracy", 3, {}, 2),
+        ("ensemble-accuracy", 1, {}, 0),
+        ("ensemble-accuracy", 6, {"stopping.keep": "ema"}, 5),  # a client that trains alone has its own average
+        ("ensemble-accuracy", 3, {"stopping.keep": "ema"}, 3),
+        ("ensemble-accuracy", 1, {"stopping.keep": "ema"}, 1),
+        ("ensemble-accuracy", 3, {"federation.participation": 0.5}, 3),  # others lack the newest model
+        ("public-agreement", 3, {}, 0),
     ],
 )
-def test_costs_by_hand(judge: str, cohorts: int, settings: dict[str, Any], lacking: int, unbroken: Unbroken) -> None:
+def test_costs_by_hand(metric: str, cohorts: int, settings: dict[str, Any], lacking: int, unbroken: Unbroken) -> None:
     """`lacking` models are sent to each client, and those of several cohorts to the global server before."""
-    path = unbroken(**(JOINT | FIXED | settings | {"stopping.judge": judge, "cohorts": cohorts}))
-    problem, lines, said = problem_of(path), rounds(path), judgements(path)
-    size, held = problem.model_bytes, problem.data.clients.validation_sizes
-    if judge == "ensemble":
+    path = unbroken(**(JOINT | FIXED | settings | {"stopping.metric": metric, "cohorts": cohorts}))
+    task, lines, evaluated = task_of(path), rounds(path), evaluations(path)
+    size, held = task.model_bytes, task.data.clients.validation_sizes
+    if metric == "ensemble-accuracy":
         seconds = max(cohorts * h * 0.05 + lacking * size / (6000 * 128) for h in held if h)
         cpu, sent = cohorts * held.sum() * 0.05, lacking * size * np.count_nonzero(held)
         sent += cohorts * size if cohorts > 1 else 0
     else:
         seconds, cpu, sent = 0.0, 0.0, cohorts * size
     before = 0.0
-    for leg, one in enumerate(said, 1):
-        assert (one["leg"], one["round"], one["cohorts"]) == (leg, 2 * leg, list(range(cohorts)))
-        legs = [[r["seconds"] for r in cohort[2 * leg - 2 : 2 * leg]] for cohort in lines]
-        assert one["clock"] == pytest.approx(before + max(map(sum, legs)) + seconds)
-        for cohort, took in zip(lines, legs, strict=True):  # all begin a leg together, each ends it by itself
-            assert [r["clock"] for r in cohort[2 * leg - 2 : 2 * leg]] == pytest.approx(
+    for phase, one in enumerate(evaluated, 1):
+        assert (one["phase"], one["round"], one["cohorts"]) == (phase, 2 * phase, list(range(cohorts)))
+        durations = [[r["seconds"] for r in cohort[2 * phase - 2 : 2 * phase]] for cohort in lines]
+        assert one["clock"] == pytest.approx(before + max(map(sum, durations)) + seconds)
+        for cohort, took in zip(lines, durations, strict=True):  # all begin a phase together, each ends it by itself
+            assert [r["clock"] for r in cohort[2 * phase - 2 : 2 * phase]] == pytest.approx(
                 [before + took[0], before + sum(took)]
             )
-        trained = sum(r["cpu_seconds"] for cohort in lines for r in cohort[: 2 * leg])
-        assert one["cpu_hours"] == pytest.approx((trained + leg * cpu) / 3600)
+        trained = sum(r["cpu_seconds"] for cohort in lines for r in cohort[: 2 * phase])
+        assert one["cpu_hours"] == pytest.approx((trained + phase * cpu) / 3600)
         assert (one["cpu_seconds"], one["bytes"], one["seconds"]) == (
             pytest.approx(cpu),
             sent,
@@ -98,31 +98,32 @@ def test_costs_by_hand(judge: str, cohorts: int, settings: dict[str, Any], lacki
     summary = json.loads((path / "summary.json").read_text())
     every = [r for cohort in lines for r in cohort]
     assert summary["hours"] == pytest.approx(before / 3600)
-    assert summary["cpu_hours"] == pytest.approx((sum(r["cpu_seconds"] for r in every) + len(said) * cpu) / 3600)
-    traffic = sum(r["bytes"] for r in every) + len(said) * sent + cohorts * size
+    assert summary["cpu_hours"] == pytest.approx((sum(r["cpu_seconds"] for r in every) + len(evaluated) * cpu) / 3600)
+    traffic = sum(r["bytes"] for r in every) + len(evaluated) * sent + cohorts * size
     assert summary["comm_gb"] == pytest.approx(traffic / 1e9)
     assert {a["stop"] for a in summary["by_cohort"]} == {"joint"}
     assert all(a["hours"] == pytest.approx(before / 3600) for a in summary["by_cohort"])
 
 
 def test_decisions_are_those_of_the_rule(unbroken: Unbroken) -> None:
-    said = judgements(unbroken(**JOINT))
-    points = [(one["cpu_hours"], one["value"]) for one in said]
-    assert joint.replayed(points, 1000, 6) == len(said)
-    assert [one["slope"] for one in said] == [joint.slope(points[: k + 1], 6) for k in range(len(said))]
-    assert [one["decision"] for one in said] == ["on"] * (len(said) - 1) + ["stop"]
+    evaluated = evaluations(unbroken(**JOINT))
+    points = [(one["cpu_hours"], one["accuracy"]) for one in evaluated]
+    known = [points[:count] for count in range(1, len(points) + 1)]  # at each evaluation
+    assert [joint.converged(each, 1000, 6) for each in known] == [False] * (len(known) - 1) + [True]
+    assert [one["gain_per_doubling"] for one in evaluated] == [joint.gain_per_doubling(each, 6) for each in known]
+    assert [one["decision"] for one in evaluated] == ["continue"] * (len(known) - 1) + ["stop"]
 
 
-def test_the_judged_models_are_the_teachers(unbroken: Unbroken) -> None:
-    """The ensemble as it was judged last, written out on the clients' samples."""
-    path = unbroken(**(JOINT | {"distillation.join": "probabilities", "stopping.window": 1}))
-    problem, said = problem_of(path), judgements(path)
-    data = problem.data
+def test_the_evaluated_models_are_the_teachers(unbroken: Unbroken) -> None:
+    """The last evaluation of the ensemble, computed by hand on the clients' samples."""
+    path = unbroken(**(JOINT | {"distillation.aggregation": "probabilities", "stopping.window": 1}))
+    task, evaluated = task_of(path), evaluations(path)
+    data = task.data
     held = np.concatenate([data.clients[c].validation for c in range(6)])
     x, y = data.train.x[held].reshape(len(held), -1) / 255.0, data.train.y[held]
-    counts = np.array([data.counts[members].sum(axis=0) for members in problem.plan], float)
+    counts = np.array([data.counts[members].sum(axis=0) for members in task.cohorts], float)
     total = 0.0
-    for cohort, mine in enumerate(counts):
+    for cohort, own in enumerate(counts):
         state = files.load_tensors(path / "models" / f"cohort-{cohort:04d}.safetensors")[0]
         weights = [state[name].double().numpy() for name in state]
         first, second = (w for w in weights if w.ndim == 2)
@@ -130,57 +131,58 @@ def test_the_judged_models_are_the_teachers(unbroken: Unbroken) -> None:
             first, second = second, first
         bias = {len(w): w for w in weights if w.ndim == 1}
         logits = np.maximum(x @ first.T + bias[len(first)], 0) @ second.T + bias[10]
-        chances = np.exp(logits - logits.max(axis=1, keepdims=True))
-        chances /= chances.sum(axis=1, keepdims=True)
-        everybody = counts.sum(axis=0)
-        total = total + chances * np.where(everybody > 0, mine / np.maximum(everybody, 1), 1 / 3)
+        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        everyone = counts.sum(axis=0)
+        total = total + probabilities * np.where(everyone > 0, own / np.maximum(everyone, 1), 1 / 3)
     total /= total.sum(axis=1, keepdims=True)
-    assert said[-1]["value"] == pytest.approx(100 * np.mean(total.argmax(axis=1) == y))
-    assert said[-1]["loss"] == pytest.approx(-np.log(total[np.arange(len(y)), y]).mean(), rel=1e-4)
+    assert evaluated[-1]["accuracy"] == pytest.approx(100 * np.mean(total.argmax(axis=1) == y))
+    assert evaluated[-1]["loss"] == pytest.approx(-np.log(total[np.arange(len(y)), y]).mean(), rel=1e-4)
 
 
-def test_a_part_of_the_clients_is_asked(unbroken: Unbroken) -> None:
-    all_, half = (judgements(unbroken(**(JOINT | {"stopping.asked": share}))) for share in (1.0, 0.5))
-    problem = problem_of(unbroken(**JOINT))
-    able, up = int(np.count_nonzero(problem.data.clients.validation_sizes)), 3 * problem.model_bytes
-    assert (half[0]["bytes"] - up) * able == (all_[0]["bytes"] - up) * math.ceil(able / 2)
+def test_a_fraction_of_the_clients_evaluates(unbroken: Unbroken) -> None:
+    all_, half = (evaluations(unbroken(**(JOINT | {"stopping.client_fraction": share}))) for share in (1.0, 0.5))
+    task = task_of(unbroken(**JOINT))
+    able, upload = int(np.count_nonzero(task.data.clients.validation_sizes)), 3 * task.model_bytes
+    assert (half[0]["bytes"] - upload) * able == (all_[0]["bytes"] - upload) * math.ceil(able / 2)
     assert half[0]["cpu_seconds"] < all_[0]["cpu_seconds"]
-    assert len({(one["cpu_seconds"], one["bytes"]) for one in half}) == 1  # always the same ones
+    assert len({(one["cpu_seconds"], one["bytes"]) for one in half}) == 1  # always the same clients
 
 
 # Limits.
 
 
-def test_hours_that_end_within_a_leg(unbroken: Unbroken) -> None:
-    """The slowest cohort stops in the middle of the second leg; the others are judged once more, with the model it has,
-    at a moment that counts its hours too, and all end in time."""
-    chosen = JOINT | {"seed": 1, "stopping.every": 4, "stopping.judge": "public"}  # which takes no time
+def test_hours_that_end_within_a_phase(unbroken: Unbroken) -> None:
+    """The slowest cohort stops in the middle of the second phase. The others are evaluated once more, together with its
+    last model and no earlier than its clock, and all end in time."""
+    # This metric takes no time.
+    chosen = JOINT | {"seed": 1, "stopping.eval_interval": 4, "stopping.metric": "public-agreement"}
     free = rounds(unbroken(**chosen))
     ends = [cohort[7]["clock"] for cohort in free]
     slow = ends.index(max(ends))
-    limit = free[slow][6]["clock"] + 0.5  # seven rounds of it have room, and the others' second leg
+    limit = free[slow][6]["clock"] + 0.5  # enough for seven rounds of it, and for the second phase of the others
     assert all(end < limit for cohort, end in enumerate(ends) if cohort != slow)
-    path = unbroken(**(chosen | {"stopping.hours": limit / 3600}))
-    lines, said, summary = rounds(path), judgements(path), json.loads((path / "summary.json").read_text())
+    path = unbroken(**(chosen | {"stopping.max_hours": limit / 3600}))
+    lines, evaluated, summary = rounds(path), evaluations(path), json.loads((path / "summary.json").read_text())
     assert {cohort[-1]["stop"] for cohort in lines} == {"hours"}
     assert lines[slow][-1]["round"] == 7
     others = [cohort for cohort in range(3) if cohort != slow]
-    assert [one["cohorts"] for one in said[:2]] == [[0, 1, 2], others]
-    assert said[1]["clock"] == lines[slow][-1]["clock"]
+    assert [one["cohorts"] for one in evaluated[:2]] == [[0, 1, 2], others]
+    assert evaluated[1]["clock"] == lines[slow][-1]["clock"]
     assert summary["hours"] <= limit / 3600
     assert summary["teachers"] == [0, 1, 2]
 
 
-def test_who_stopped_is_judged_as_it_was(unbroken: Unbroken) -> None:
-    """Once more from the models: those of the end for who had stopped, of that round for the others."""
-    chosen = JOINT | {"seed": 1, "stopping.every": 4, "snapshots": "4 rounds"}
+def test_stopped_cohorts_are_evaluated_with_their_last_model(unbroken: Unbroken) -> None:
+    """The evaluation repeated from files: the last model of the stopped cohort, and snapshots of the others."""
+    chosen = JOINT | {"seed": 1, "stopping.eval_interval": 4, "snapshots": "4 rounds"}
     free = rounds(unbroken(**chosen))
     ends = [cohort[7]["clock"] for cohort in free]
     slow = ends.index(max(ends))
-    seventh = free[slow][6]  # an eighth round has no room, a judgement has
-    path = unbroken(**(chosen | {"stopping.hours": (seventh["clock"] + 0.9 * seventh["seconds"]) / 3600}))
-    problem, folder, said = problem_of(path), RunFolder.open(path), judgements(path)
-    assert slow not in said[1]["cohorts"]
+    seventh = free[slow][6]  # no time for an eighth round, but for an evaluation
+    path = unbroken(**(chosen | {"stopping.max_hours": (seventh["clock"] + 0.9 * seventh["seconds"]) / 3600}))
+    task, folder, evaluated = task_of(path), RunFolder.open(path), evaluations(path)
+    assert slow not in evaluated[1]["cohorts"]
     assert rounds(path)[slow][-1]["round"] == 7
     states = [
         load_state(folder.path / "models" / f"cohort-{cohort:04d}.safetensors")
@@ -188,36 +190,42 @@ def test_who_stopped_is_judged_as_it_was(unbroken: Unbroken) -> None:
         else load_state(next(folder.path.glob(f"snapshots/*{cohort:04d}*round-000008*")))
         for cohort in range(3)
     ]
-    judge = JUDGES["ensemble"](problem, problem.experiment.distillation, torch.device("cpu"))
-    assert said[1]["loss"] == pytest.approx(judge.look(states).loss, rel=1e-6)
+    evaluator = EVALUATORS["ensemble-accuracy"](task, task.experiment.distillation, torch.device("cpu"))
+    assert evaluated[1]["loss"] == pytest.approx(evaluator.evaluate(states).loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("cpu_hours", [0.02, 0.1, 0.3])  # the first is spent before a leg is over
+@pytest.mark.parametrize("cpu_hours", [0.02, 0.1, 0.3])  # the first is spent before a phase ends
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_cpu_hours_are_kept_to(cpu_hours: float, participation: float, unbroken: Unbroken) -> None:
-    """Almost all of them are spent, and every cohort has as many rounds, whatever they cost it."""
-    limit = {"stopping.cpu_hours": cpu_hours, "stopping.gain": 0, "max_rounds": 500, "stopping.every": 4}
+def test_cpu_hours_are_not_exceeded(cpu_hours: float, participation: float, unbroken: Unbroken) -> None:
+    """Almost all of them are spent, and every cohort trains the same number of rounds, whatever they cost it."""
+    limit = {
+        "stopping.max_cpu_hours": cpu_hours,
+        "stopping.min_gain": 0,
+        "max_rounds": 500,
+        "stopping.eval_interval": 4,
+    }
     path = unbroken(**(JOINT | limit | {"federation.participation": participation, "cohorts": 2}))
-    summary, lines, said = json.loads((path / "summary.json").read_text()), rounds(path), judgements(path)
+    summary, lines, evaluated = json.loads((path / "summary.json").read_text()), rounds(path), evaluations(path)
     assert {cohort[-1]["stop"] for cohort in lines} == {"cpu hours"}
-    dearest = sum(max(record["cpu_seconds"] for record in cohort) for cohort in lines) / 3600
-    beyond = 0 if participation == 1 else dearest  # a round is expected to cost what the last one did
-    assert cpu_hours - 2 * dearest < summary["cpu_hours"] <= cpu_hours + beyond
+    longest = sum(max(record["cpu_seconds"] for record in cohort) for cohort in lines) / 3600
+    beyond = 0 if participation == 1 else longest  # a round is expected to cost what the last one did
+    assert cpu_hours - 2 * longest < summary["cpu_hours"] <= cpu_hours + beyond
     numbers = [cohort[-1]["round"] for cohort in lines]
     assert max(numbers) - min(numbers) <= (1 if participation == 1 else 0.1 * max(numbers) + 1)
-    assert all(one["cohorts"] == [0, 1] for one in said)
-    for one in said[:-1]:  # the next one's price is kept back
-        assert sum(one["allowed"]) + one["cpu_seconds"] == pytest.approx(cpu_hours * 3600)
-    assert bool(said) == (cpu_hours > 0.02)
-    for one in said[-1:]:  # no more is to come
-        assert sum(one["allowed"]) == pytest.approx(cpu_hours * 3600)
+    assert all(one["cohorts"] == [0, 1] for one in evaluated)
+    for one in evaluated[:-1]:  # the cost of the next one is kept back
+        assert sum(one["cpu_budgets"]) + one["cpu_seconds"] == pytest.approx(cpu_hours * 3600)
+    assert bool(evaluated) == (cpu_hours > 0.02)
+    for one in evaluated[-1:]:  # no more will follow
+        assert sum(one["cpu_budgets"]) == pytest.approx(cpu_hours * 3600)
 
 
-def test_models_that_have_diverged_are_told(cpfl_command: Command, tmp_path: Path) -> None:
-    """Where nobody validates, the judgement is the first to see it."""
+def test_diverged_models_are_reported(cpfl_command: Command, tmp_path: Path) -> None:
+    """Where no client validates, the evaluation is the first to notice it."""
     wild = {
-        "federation.server": "fedavgm", "federation.server_lr": 1e38, "federation.participants": 1, "seed": 1,
-        "stopping.every": 1, "data.validation_minimum": 60, "cohorts": 2, "clients": 40, "data.train_limit": 0,
+        "federation.server": "fedavgm", "federation.server_args.lr": 1e38, "federation.participants": 1, "seed": 1,
+        "stopping.eval_interval": 1, "data.validation_min_samples": 60, "cohorts": 2, "clients": 40,
+        "data.train_limit": 0,
     }  # fmt: skip
     words = small_runs.run_words(tmp_path / "run", JOINT | wild)
     failed = cpfl_command(*words, "--engine", "reference")
@@ -225,39 +233,39 @@ def test_models_that_have_diverged_are_told(cpfl_command: Command, tmp_path: Pat
     assert "is no longer a number: lower federation.lr" in failed.err
 
 
-def test_max_rounds_need_no_judgement(unbroken: Unbroken) -> None:
+def test_max_rounds_need_no_evaluation(unbroken: Unbroken) -> None:
     path = unbroken(**(JOINT | {"max_rounds": 5}))
-    assert [one["round"] for one in judgements(path)] == [2, 4]
+    assert [one["round"] for one in evaluations(path)] == [2, 4]
     assert {cohort[-1]["stop"] for cohort in rounds(path)} == {"max rounds"}
     longer = unbroken(**(JOINT | {"max_rounds": 4}))
-    assert [one["round"] for one in judgements(longer)] == [2]  # nobody waits for a second one
+    assert [one["round"] for one in evaluations(longer)] == [2]  # no cohort waits for a second one
 
 
-# Killed.
+# Kills.
 
 
-SPARSE = {"checkpoint_seconds": 1000}  # nothing but stops: cohorts fall back behind many judgements
+SPARSE = {"checkpoint_seconds": 1000}  # checkpoints at stops only: a resume repeats many phases
 
 
-@pytest.mark.parametrize("settings", [{}, {"stopping.judge": "public", "stopping.hours": 0.02}])
+@pytest.mark.parametrize("settings", [{}, {"stopping.metric": "public-agreement", "stopping.max_hours": 0.02}])
 def test_killed_at_many_operations(settings: dict[str, Any], tmp_path: Path, unbroken: Unbroken) -> None:
     chosen = JOINT | settings
     done = small_runs.cpfl(*small_runs.run_words(tmp_path / "run", chosen), driver=("copy", str(tmp_path / "before")))
     assert done.returncode == 0, done.stderr
     whole, wrong = unbroken(**chosen), {}
     assert small_runs.differing(tmp_path / "run", whole) == []
-    tried: dict[str, int] = {}  # what a kill may leave of records, and judgements among it
+    tried: dict[str, int] = {}  # what a kill may leave of records, and how many evaluations
     for state in sorted((tmp_path / "before").iterdir()):
         written = b"".join(file.read_bytes() for file in sorted(state.rglob("*.jsonl")) if file.name != "log.jsonl")
         digest = hashlib.sha256(written).hexdigest()
         if digest in tried or not (state / "run.json").exists():
             continue
-        tried[digest] = len(judgements(state))
+        tried[digest] = len(evaluations(state))
         api.resume(state, device="cpu")
         if found := small_runs.differing(state, whole):
             wrong[state.name] = found
     assert wrong == {}
-    assert set(tried.values()) == set(range(len(judgements(whole)) + 1))
+    assert set(tried.values()) == set(range(len(evaluations(whole)) + 1))
 
 
 @pytest.mark.parametrize(
@@ -270,52 +278,52 @@ def test_a_process_that_dies(k: int, settings: dict[str, Any], engine: str, tmp_
     ended = small_runs.cpfl("resume", path)
     assert ended.returncode == 0, ended.stderr
     whole = tmp_path / "whole"
-    api.run("digits", settings=small_runs.SETTINGS | chosen, out=whole, device="cpu", engine=engine)
+    api.run("digits", settings=small_runs.settings_with(chosen), out=whole, device="cpu", engine=engine)
     assert small_runs.differing(path, whole) == []
 
 
-def test_a_torn_line_is_judged_again(tmp_path: Path, unbroken: Unbroken) -> None:
+def test_an_incomplete_evaluation_is_repeated(tmp_path: Path, unbroken: Unbroken) -> None:
     path, whole = tmp_path / "run", unbroken(**(JOINT | SPARSE))
     shutil.copytree(whole, path)
     (path / "summary.json").unlink()
     for name in ("checkpoints", "rounds"):
         for file in (path / name).iterdir():
             file.unlink()
-    content = (path / "judgements.jsonl").read_bytes()
+    content = (path / "evaluations.jsonl").read_bytes()
     lines = content.splitlines(keepends=True)
-    (path / "judgements.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:40])
+    (path / "evaluations.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:40])
     api.resume(path, device="cpu")
     assert small_runs.differing(path, whole) == []
 
 
-def test_a_damaged_file_is_told(tmp_path: Path, unbroken: Unbroken) -> None:
-    for content, words in ((b"", "lacks judgements"), (b'{"leg":1}\n', "not that of a judgement")):
+def test_damaged_evaluations_are_refused(tmp_path: Path, unbroken: Unbroken) -> None:
+    for content, words in ((b"", "lacks evaluations"), (b'{"phase":1}\n', "not that of an evaluation")):
         path = tmp_path / str(len(content))
         shutil.copytree(unbroken(**JOINT), path)
         (path / "summary.json").unlink()
-        for newest in path.glob("checkpoints/*-round-000012.safetensors"):  # each falls back to the leg before
+        for newest in path.glob("checkpoints/*-round-000012.safetensors"):  # each resumes from the phase before
             newest.unlink()
-        (path / "judgements.jsonl").write_bytes(content)
+        (path / "evaluations.jsonl").write_bytes(content)
         with pytest.raises(DamagedError, match=words):
             api.resume(path, device="cpu")
 
 
-# Afterwards.
+# Later distillations and reports.
 
 
 def test_distilled_at_any_moment(tmp_path: Path, unbroken: Unbroken) -> None:
-    """While fast cohorts wait, the model that they wait with is theirs; all stop with the last judgement."""
+    """While a cohort waits, its newest model counts; all cohorts stop with the last evaluation."""
     path = tmp_path / "run"
     shutil.copytree(unbroken(**JOINT), path)
-    said, lines = judgements(path), rounds(path)
+    evaluated, lines = evaluations(path), rounds(path)
     slowest = max(range(3), key=lambda c: lines[c][3]["clock"])
-    moment = lines[slowest][3]["clock"] - 1e-3  # just before the second judgement
+    moment = lines[slowest][3]["clock"] - 1e-3  # just before the second evaluation
     early = api.distill(path, at=f"{moment:.4f}s", name="early", device="cpu")
     assert early["rounds"] == 4 * 3 - 1
     assert early["hours"] == pytest.approx(moment / 3600, abs=1e-6)
     trained = sum(r["cpu_seconds"] for cohort in lines for r in cohort if r["clock"] <= moment)
-    assert early["cpu_hours"] == pytest.approx((trained + said[0]["cpu_seconds"]) / 3600)
-    ended = said[-1]["clock"]
+    assert early["cpu_hours"] == pytest.approx((trained + evaluated[0]["cpu_seconds"]) / 3600)
+    ended = evaluated[-1]["clock"]
     late = api.distill(path, at=f"{ended - 0.01:.4f}s", name="late", device="cpu")
     assert {account["stop"] for account in late["by_cohort"]} == {""}
     quorum = api.distill(path, quorum=0.3, name="quorum", device="cpu")
@@ -323,37 +331,14 @@ def test_distilled_at_any_moment(tmp_path: Path, unbroken: Unbroken) -> None:
     assert {account["stop"] for account in quorum["by_cohort"]} == {"joint"}
 
 
-def test_hindsight_sees_what_the_run_saw(unbroken: Unbroken) -> None:
-    path = unbroken(**(JOINT | {"snapshots": "2 rounds"}))
-    said = judgements(path)
-    seen = list(hindsight.judged(path, device="cpu"))
-    assert [m.round for m in seen] == [one["round"] for one in said]
-    for moment, one in zip(seen, said, strict=True):
-        assert (moment.cpu_hours, moment.value, moment.loss) == pytest.approx(
-            (one["cpu_hours"], one["value"], one["loss"]), rel=1e-6
-        )
-    public = list(hindsight.judged(path, device="cpu", stopping__judge="public"))
-    assert all(0 <= moment.value <= 100 and moment.loss is None for moment in public)
-
-
-def test_hindsight_of_another_rule(unbroken: Unbroken) -> None:
-    """A cohort that had stopped is judged as it was then; a run without such snapshots is told so."""
-    path = unbroken()
-    seen = list(hindsight.judged(path, device="cpu", distillation__join="probabilities"))
-    assert [m.round for m in seen] == [2, 4]
-    assert seen[0].cpu_hours < seen[1].cpu_hours
-    with pytest.raises(RunFolderError, match="25 rounds"):
-        list(hindsight.judged(unbroken(snapshots="10s"), device="cpu"))
-
-
-def test_commands_read_such_a_run(unbroken: Unbroken, tmp_path: Path) -> None:
+def test_commands_that_read_such_a_run(unbroken: Unbroken, tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(unbroken(**JOINT), path)
     shown = small_runs.cpfl("report", path, "--out", tmp_path / "report")
     assert shown.returncode == 0, shown.stderr
     assert "joint" in next((tmp_path / "report").rglob("*.html")).read_text()
-    assert [row["state"] for row in tables.overview(tables.find_runs(path))] == ["finished"]
-    told = small_runs.cpfl(*small_runs.run_words(tmp_path / "told", JOINT))
-    assert "judged after 2 rounds" in told.stdout
-    assert "(joint)" in told.stdout
+    assert [row["state"] for row in tables.overview(path)] == ["finished"]
+    printed = small_runs.cpfl(*small_runs.run_words(tmp_path / "printed", JOINT))
+    assert "evaluated after 2 rounds" in printed.stdout
+    assert "(joint)" in printed.stdout
     assert cpfl.load_run(path).summary["student_accuracy"] > 0

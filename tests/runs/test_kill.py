@@ -1,4 +1,4 @@
-"""kill -9 at any moment, and resume: the run ends as if nothing had happened."""
+"""kill -9 at any moment, and resume: results equal those of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from typing import Any
 
 import pytest
 import small_runs
-import standing
+import suspending
 from forked import Forked
 from small_runs import Unbroken
 
 from cpfl import api
 from cpfl.errors import RunFolderError
-from cpfl.experiment import Distillation
 from cpfl.report import tables
-from cpfl.runs import files, records, teachers
+from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
+from cpfl.runs.teachers import Teachers, select_teachers
+from cpfl.settings import Distillation
 
-HOURLY = {"snapshots": "10s"}  # by virtual time
+BY_TIME = {"snapshots": "10s"}  # by virtual time
 LONGER = {
     "max_rounds": 60,
     "snapshots": "20s",
@@ -37,17 +38,17 @@ LONGER = {
 }
 
 
-# Moments at which a watched process is killed.
+# Moments at which a process is killed.
 
 
 def early(path: Path, dice: random.Random) -> Callable[[], bool]:
-    """Start-up: somewhere between the interpreter's first line and the first record."""
+    """Start-up: between the start of the interpreter and the first record."""
     until = time.monotonic() + dice.uniform(0.1, 2.5)
     return lambda: time.monotonic() > until or any(path.glob("rounds/*"))
 
 
 def created(path: Path, dice: random.Random) -> Callable[[], bool]:
-    """The run folder comes into being."""
+    """The run folder was just created."""
     return path.exists
 
 
@@ -58,7 +59,7 @@ def training(path: Path, dice: random.Random) -> Callable[[], bool]:
 
     def reached() -> bool:
         now = len(lines(path, "rounds/*.jsonl"))
-        if not before or now < before[0]:  # a resume first forgets what no checkpoint vouches for
+        if not before or now < before[0]:  # a resume first drops records that no checkpoint confirms
             before[:] = [now]
         return now >= before[0] + wanted
 
@@ -87,8 +88,8 @@ def lines(path: Path, pattern: str) -> list[bytes]:
 
 
 def killed_at(process: subprocess.Popen[str] | Forked, reached: Callable[[], bool]) -> bool:
-    """Kill the process when the moment has come; False if it ended before."""
-    killed = standing.killed_when(process, reached, 0.005)  # the last moments are short
+    """Kill the process at this moment; False if it ended before."""
+    killed = suspending.killed_when(process, reached, 0.005)  # short: the last moments are
     _, error = process.communicate()
     assert process.returncode == (-signal.SIGKILL if killed else 0), error
     return killed
@@ -112,10 +113,10 @@ def test_killed_again_and_again(
     settings = LONGER | {"checkpoint_seconds": checkpoint_seconds}
     kills = 0
     for moment in moments:
-        # Before it has a run.json a folder is no run, and the same command starts it.
+        # Without a run.json a folder is no run, and the same command starts it.
         begun = (path / "run.json").exists()
         words = ["resume", str(path)] if begun else small_runs.run_words(path, settings)
-        reached = moment(path, dice)  # seen from where it stood
+        reached = moment(path, dice)  # relative to the folder as it is now
         start = small_runs.start_cold if moment is early else partial(small_runs.start, driver=("often", "0.02"))
         kills += killed_at(start(*words), reached)
     ended = small_runs.cpfl("resume", path)
@@ -145,7 +146,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """What a kill leaves at every operation on a file: the folder right before each of them."""
     folder = tmp_path_factory.mktemp("states")
     out = folder / "run"
-    done = small_runs.cpfl(*small_runs.run_words(out, HOURLY), driver=("copy", str(folder / "before")))
+    done = small_runs.cpfl(*small_runs.run_words(out, BY_TIME), driver=("copy", str(folder / "before")))
     assert done.returncode == 0, done.stderr
     different = {contents(state): state for state in sorted((folder / "before").iterdir())}
     assert len(different) > 60
@@ -165,7 +166,7 @@ def test_killed_at_every_operation(states: list[Path], tmp_path: Path, unbroken:
     for state in states:
         path = tmp_path / state.name
         shutil.copytree(state, path)
-        found = after(path, unbroken(**HOURLY), HOURLY)
+        found = after(path, unbroken(**BY_TIME), BY_TIME)
         if found:
             wrong[state.name] = found
         shutil.rmtree(path)
@@ -173,37 +174,42 @@ def test_killed_at_every_operation(states: list[Path], tmp_path: Path, unbroken:
 
 
 @pytest.mark.parametrize("at", ["10s", "20s", "50s", "200s"])
-def test_readable_at_every_operation(at: str, states: list[Path], unbroken: Unbroken) -> None:
-    """Whoever reads the folder at any moment sees the finished run's teachers of that time, or is told to wait."""
+def test_teachers_can_be_selected_at_every_operation(at: str, states: list[Path], unbroken: Unbroken) -> None:
+    """A reader at any moment finds the teachers that the finished run has for that time, or is asked to wait."""
     settings = Distillation(at=at)
-    final = teachers.choose(RunFolder.open(unbroken(**HOURLY)), settings)
+    final = select_teachers(RunFolder.open(unbroken(**BY_TIME)), settings)
     answers, refusals = 0, dict[str, str]()
     for state in states:
         if not (state / "run.json").exists():
             continue
         folder = RunFolder.open(state)
-        assert len(tables.overview(tables.find_runs(state))) == 1
+        assert len(tables.overview(state)) == 1
         try:
-            found = teachers.choose(folder, settings)
+            found = select_teachers(folder, settings)
         except RunFolderError as error:
             refusals[state.name] = str(error)
             continue
         answers += 1
-        assert [p.name for p in found.paths] == [p.name for p in final.paths], state.name
-        for path in found.paths:
+        assert names(found) == names(final), state.name
+        for path in found.sources:
+            assert isinstance(path, Path)
             files.load_tensors(path)
-        assert (found.hours, found.rounds, found.comm_gb) == (final.hours, final.rounds, final.comm_gb)
-    assert {name: text for name, text in refusals.items() if "not there yet" not in text} == {}
+        assert (found.hours, found.costs) == (final.hours, final.costs)
+    assert {name: text for name, text in refusals.items() if "does not exist yet" not in text} == {}
     assert answers > 1
 
 
+def names(chosen: Teachers) -> list[str]:
+    return [source.name for source in chosen.sources if isinstance(source, Path)]
+
+
 def after(path: Path, whole: Path, settings: dict[str, Any]) -> list[str]:
-    """What is wrong with a folder once a user went on with it: resume, or start what had not yet become a run."""
+    """What is wrong with a folder after a user has continued: resume, or the same command if there is no run.json."""
     try:
         if (path / "run.json").exists():
             api.resume(path, device="cpu")
         else:
-            api.run("digits", settings=small_runs.SETTINGS | settings, out=path, device="cpu")
+            api.run("digits", settings=small_runs.settings_with(settings), out=path, device="cpu")
         records.read(path / "log.jsonl")
     except RunFolderError as error:
         return [str(error)]

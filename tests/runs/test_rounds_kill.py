@@ -1,4 +1,4 @@
-"""kill -9 in rounds that do not go to plan: what is under way and what a selection has learnt survive."""
+"""kill -9 in rounds with crashes, stragglers or FedBuff: pending work and the state of selection rules survive."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import small_runs
-import standing
+import suspending
 import torch
 from small_runs import Unbroken
 
 from cpfl import Selection
-from cpfl.devices import Fleet
-from cpfl.experiment import Experiment
-from cpfl.federation.session import ClientResult, Outcome, Session
+from cpfl.devices.fleet import Fleet
+from cpfl.federation.session import ClientResult, RoundResult, Session
 from cpfl.runs import checkpoint
+from cpfl.settings import Experiment
 
 CASES: dict[str, dict[str, Any]] = {
     "oort": {
@@ -28,9 +28,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "refl, stale": {
         "clients": 12, "federation.selection": "refl", "federation.participants": 1, "federation.over_selection": 1,
-        "federation.late": "stale", "devices.availability": "synthetic",
+        "federation.straggler_policy": "stale", "devices.availability": "synthetic",
     },
-    "fedbuff": {"clients": 12, "federation.buffer": 2, "federation.concurrency": 3},
+    "fedbuff": {"clients": 12, "federation.buffer_size": 2, "federation.concurrency": 3},
 }  # fmt: skip
 
 
@@ -46,19 +46,19 @@ def test_killed_and_resumed(case: str, tmp_path: Path, unbroken: Unbroken) -> No
     assert small_runs.differing(whole, path) == []
 
 
-class Live(Selection):
-    """Chooses by how much it has learnt, and hands out for a checkpoint what it goes on writing into."""
+class Mutable(Selection):
+    """Selects by the number of rounds seen; its state for a checkpoint is an object that it continues to change."""
 
     def __init__(self, cohort: Any) -> None:
         super().__init__(cohort)
         self.seen: dict[str, Any] = {"rounds": []}
 
-    def choose(
-        self, able: Sequence[int], wanted: int, round: int, rng: np.random.Generator, clock: float
+    def select(
+        self, available: Sequence[int], count: int, round: int, rng: np.random.Generator, clock: float
     ) -> Sequence[int]:
-        return [able[len(self.seen["rounds"]) % len(able)]]
+        return [available[len(self.seen["rounds"]) % len(available)]]
 
-    def learn(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
+    def update(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
         self.seen["rounds"].append(round)
 
     def state(self) -> dict[str, Any]:
@@ -68,27 +68,27 @@ class Live(Selection):
         self.seen = state
 
 
-LIVE = {
-    "clients": 40, "cohorts": 1, "max_rounds": 400, "snapshots": "", "federation.selection": f"{__name__}:Live",
+MUTABLE = {
+    "clients": 40, "cohorts": 1, "max_rounds": 400, "snapshots": "", "federation.selection": f"{__name__}:Mutable",
     "stopping.patience": 400, "checkpoint_seconds": 0.02,
 }  # fmt: skip
 
 
-def test_a_checkpoint_is_of_the_round_it_is_named_after(tmp_path: Path, unbroken: Unbroken) -> None:
-    """It is written many rounds after it was made; killed when it is there, the run ends as if it had not been."""
-    whole, path = unbroken(**LIVE), tmp_path / "run"
-    process = small_runs.start(*small_runs.run_words(path, LIVE), driver=("often", "0.05"))
-    killed = standing.killed_when(process, lambda: any(path.glob("checkpoints/cohort-*.safetensors")))
-    _, complained = process.communicate()
-    assert killed, complained
-    assert process.returncode == -signal.SIGKILL, complained
+def test_a_checkpoint_holds_the_state_of_its_round(tmp_path: Path, unbroken: Unbroken) -> None:
+    """It is written many rounds after it was captured. The run is killed when the file exists, and resumed."""
+    whole, path = unbroken(**MUTABLE), tmp_path / "run"
+    process = small_runs.start(*small_runs.run_words(path, MUTABLE), driver=("often", "0.05"))
+    killed = suspending.killed_when(process, lambda: any(path.glob("checkpoints/cohort-*.safetensors")))
+    _, err = process.communicate()
+    assert killed, err
+    assert process.returncode == -signal.SIGKILL, err
     resumed = small_runs.cpfl("resume", path, "--device", "cpu")
     assert resumed.returncode == 0, resumed.stderr
     assert small_runs.differing(whole, path) == []
 
 
-def live() -> Session:
-    experiment = Experiment(clients=4, cohorts=1, federation={"selection": f"{__name__}:Live"})
+def mutable_session() -> Session:
+    experiment = Experiment(clients=4, cohorts=1, federation={"selection": f"{__name__}:Mutable"})
     fleet, sizes = Fleet(np.ones(4), np.ones(4)), np.ones(4, np.int64)
     return Session(0, range(4), experiment, fleet, 16, {"w": torch.zeros(4)}, sizes)
 
@@ -96,26 +96,26 @@ def live() -> Session:
 def close(one: Session) -> list[int]:
     work = one.open_round()
     results = [ClientResult(client, 1, 1, 1.0, 1.0) for client in work.participants]
-    one.close_round(Outcome({"w": torch.full((4,), float(work.round))}, results))
+    one.close_round(RoundResult({"w": torch.full((4,), float(work.round))}, results))
     return work.participants
 
 
 def test_later_rounds_do_not_change_a_checkpoint() -> None:
-    one = live()
+    one = mutable_session()
     close(one)
-    made = checkpoint.of(one, 0.0)
+    made = checkpoint.capture(one, 0.0)
     text = json.dumps(made.numbers)
     close(one)
     assert json.dumps(made.numbers) == text
 
 
-def test_who_goes_on_from_a_checkpoint_does_not_change_it() -> None:
-    one = live()
+def test_restored_sessions_do_not_change_a_checkpoint() -> None:
+    one = mutable_session()
     close(one)
     states, numbers = one.state()
     after = []
     for _ in range(2):
-        other = live()
+        other = mutable_session()
         other.restore(states, numbers)
         after.append([close(other), close(other)])
     assert after == [[[1], [2]]] * 2

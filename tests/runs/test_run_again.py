@@ -1,13 +1,13 @@
-"""A resume says which closed rounds it runs again: those that came after the last checkpoint."""
+"""A resume reports which closed rounds it runs again: those after the last checkpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import small_runs
-import standing
+import suspending
 from small_runs import Unbroken
-from test_checkpoint import Notes
+from test_checkpoint import Messages
 
 from cpfl import api
 from cpfl.runs import records
@@ -21,7 +21,7 @@ LONG = {
 
 
 def counts(path: Path) -> list[tuple[int, int]]:
-    """Of every cohort the rounds that have a checkpoint, and those that have a record."""
+    """For every cohort: the round of its newest checkpoint, and the number of its records."""
     kept = [0] * 3
     for file in path.glob("checkpoints/cohort-*.safetensors"):
         _, cohort, _, number = file.stem.split("-")
@@ -31,21 +31,21 @@ def counts(path: Path) -> list[tuple[int, int]]:
     return list(zip(kept, written, strict=True))
 
 
-def test_what_was_closed_since_the_last_checkpoint(tmp_path: Path, unbroken: Unbroken) -> None:
+def test_rounds_closed_after_the_last_checkpoint_are_reported(tmp_path: Path, unbroken: Unbroken) -> None:
     path = tmp_path / "run"
     process = small_runs.start(*small_runs.run_words(path, LONG), driver=("often", "0.05"))
-    assert standing.killed_when(process, lambda: all(0 < have < found for have, found in counts(path)))
+    assert suspending.killed_when(process, lambda: all(0 < kept < recorded for kept, recorded in counts(path)))
     process.communicate()
     kept, written = zip(*counts(path), strict=True)
-    assert sum(written) < 1200  # there is something to be run again
-    notes = Notes()
-    api.resume(path, device="cpu", watcher=notes)
-    (told,) = [line for line in records.read(path / "log.jsonl") if line["event"] == "run again"]
-    assert told["run_again"] == [
+    assert sum(written) < 1200  # some rounds are run again
+    messages = Messages()
+    api.resume(path, device="cpu", callback=messages)
+    (logged,) = [line for line in records.read(path / "log.jsonl") if line["event"] == "run again"]
+    assert logged["run_again"] == [
         {"cohort": cohort, "first_round": kept[cohort] + 1, "last_round": written[cohort]} for cohort in range(3)
     ]
     count = sum(written) - sum(kept)
-    assert f"closed after the last checkpoint and run again: {count} rounds of 3 cohorts" in notes.texts
+    assert f"closed after the last checkpoint and run again: {count} rounds of 3 cohorts" in messages.texts
     assert small_runs.differing(path, unbroken(**LONG)) == []
 
 
@@ -54,7 +54,7 @@ def test_nothing_is_run_again_where_every_round_has_a_checkpoint(tmp_path: Path)
     small_runs.cpfl(*small_runs.run_words(path, {}))
     for name in ("summary.json", "models/global.safetensors"):
         (path / name).unlink()
-    notes = Notes()
-    api.resume(path, device="cpu", watcher=notes)
+    messages = Messages()
+    api.resume(path, device="cpu", callback=messages)
     assert "run again" not in [line["event"] for line in records.read(path / "log.jsonl")]
-    assert not any("run again" in note for note in notes.texts)
+    assert not any("run again" in text for text in messages.texts)

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of a sweep, and the same command again: it ends as if nothing had happened."""
+"""kill -9 in the middle of a sweep, and the same command again: the result is that of an uninterrupted sweep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import small_runs
-import standing
+import suspending
 
 import cpfl
 from cpfl.errors import RunFolderError
@@ -52,7 +52,7 @@ def lines(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
-    """The sweep, never disturbed."""
+    """The sweep, never interrupted."""
     out = tmp_path_factory.mktemp("whole") / "s"
     over = {"data.alpha": [0.1, 1]}
     settings = {key: value for key, value in SETTINGS.items() if key != "cohorts"}
@@ -65,7 +65,7 @@ def test_killed_again_and_again(jobs: int, moments: tuple[int, ...], tmp_path: P
     out, kills = tmp_path / "s", 0
     for target in moments:  # rounds of all runs together; there are 600
         process = small_runs.start(*words(out, jobs))
-        kills += standing.killed_when(process, lambda: lines(out) >= target)  # noqa: B023  (called at once)
+        kills += suspending.killed_when(process, lambda: lines(out) >= target)  # noqa: B023  (called at once)
         process.communicate()
         wait_for_children(out)
     assert kills == len(moments)
@@ -85,7 +85,7 @@ def test_killed_again_and_again(jobs: int, moments: tuple[int, ...], tmp_path: P
 
 
 def wait_for_children(out: Path) -> None:
-    """Processes of a killed sweep end by themselves, and with them their locks."""
+    """Processes of a killed sweep end by themselves and release their locks."""
     until = time.monotonic() + 120
     while not all(free(path.parent) for path in out.glob("*/run.json")):
         assert time.monotonic() < until
@@ -93,7 +93,7 @@ def wait_for_children(out: Path) -> None:
 
 
 def free(path: Path) -> bool:
-    """Whether nobody trains into this folder."""
+    """Whether no process trains into this folder."""
     folder = RunFolder(path)
     try:
         folder.lock()
@@ -103,22 +103,22 @@ def free(path: Path) -> bool:
     return True
 
 
-def test_a_killed_worker_costs_its_runs_only(tmp_path: Path, whole: Path) -> None:
-    """Somebody, the system short of memory perhaps, kills one of the processes."""
+def test_a_killed_worker_fails_its_runs_only(tmp_path: Path, whole: Path) -> None:
+    """A process is killed, as by a system that is out of memory."""
     out = tmp_path / "s"
     process = small_runs.start(*words(out, 2))
     while lines(out) < 30:
-        time.sleep(standing.STEP)
-        still = standing.halt(process.pid)
+        time.sleep(suspending.STEP)
+        suspended = suspending.suspend(process.pid)
         assert process.poll() is None, process.communicate()[1]
         if lines(out) < 30:
-            standing.go_on(still)
+            suspending.wake(suspended)
     children = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "spawn_main"], capture_output=True, text=True)
     os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
-    standing.go_on(still)
+    suspending.wake(suspended)
     _, error = process.communicate(timeout=200)
     assert process.returncode == 1, error
-    failed = [line for line in error.splitlines() if "was killed while this run went on" in line]
+    failed = [line for line in error.splitlines() if "was killed during this run" in line]
     assert 1 <= len(failed) <= 2
     assert "Traceback" not in error
     assert len(list(out.glob("*/summary.json"))) == 4 - len(failed)

@@ -9,11 +9,12 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Krum
 
-from cpfl import experiment_file, models
+from cpfl import models
 from cpfl.data import sources
 from cpfl.data.split import split
 from cpfl.deploy import client_app, server_app
-from cpfl.engines.flower import letters
+from cpfl.engines.flower import messages
+from cpfl.settings import experiment_file
 
 EXPERIMENT = experiment_file.load(Path(__file__).with_name("experiment.toml"))
 
@@ -38,7 +39,7 @@ def test():
 
 def wait_at(gate, first, seconds, message):
     """From a round on: not before the gate is gone, or it has waited so long."""
-    if message.metadata.message_type == "train" and letters.Task.read(message.content["config"]).train >= first:
+    if message.metadata.message_type == "train" and messages.Instruction.read(message.content["config"]).train >= first:
         end = time.monotonic() + seconds
         while gate.exists() and time.monotonic() < end:
             time.sleep(0.05)
@@ -59,14 +60,14 @@ def misbehave(message, context, call_next):
         values = np.frombuffer(content["report"]["values"], "<u4") + np.uint32(1000)
         content["report"] = ConfigRecord({"values": values.tobytes()})
     if kind == "train" and "arrays" in content:
-        state = letters.state(content["arrays"])
+        state = messages.state(content["arrays"])
         name = next(name for name, value in state.items() if value.dim() > 1)  # they come in any order
         if fault == "nan":
             state[name].view(-1)[0] = math.nan
         if fault == "shape":
             state[name] = state[name].reshape(-1)
         if fault in ("nan", "shape"):
-            content["arrays"] = letters.packed(state)
+            content["arrays"] = messages.packed(state)
         if fault in ("forged", "huge"):
             examples = content["metrics"]["num-examples"] + 1 if fault == "forged" else 2**60
             content["metrics"] = MetricRecord({"num-examples": examples, "loss": content["metrics"]["loss"]})

@@ -1,0 +1,52 @@
+"""How many slots of a cluster each run of a sweep gets."""
+
+from __future__ import annotations
+
+import time
+
+from cpfl.settings import Experiment, experiment_file
+from cpfl.sweep import slots
+
+DIGITS = experiment_file.load("digits")
+
+
+def run(rounds: int = 100, cohorts: int = 4) -> Experiment:
+    return experiment_file.with_settings(DIGITS, {"max_rounds": rounds, "cohorts": cohorts})
+
+
+def equal(count: int, **words: int) -> dict[str, Experiment]:
+    return {str(k): run(**words) for k in range(count)}
+
+
+def test_a_run_gets_its_share_of_the_cluster() -> None:
+    assert slots.allocate({"a": run(10), "b": run(70)}, 8) == {"a": 1, "b": 4}  # no more than its cohorts
+    assert slots.allocate(equal(2, cohorts=1), 8) == {"0": 1, "1": 1}
+    assert set(slots.allocate(equal(24), 8).values()) == {1}
+    assert slots.allocate({}, 8) == {}
+
+
+def test_none_is_idle_at_the_end_of_twelve_runs_on_eight_slots() -> None:
+    runs = equal(12)
+    found = slots.allocate(runs, 8)
+    assert sorted(found.values()) == [1] * 8 + [2] * 4
+    assert set(slots.order(runs, found)[:4]) == {name for name, count in found.items() if count == 2}
+    alone = slots.duration(runs, dict.fromkeys(runs, 1), 8)
+    assert slots.duration(runs, found, 8) == 0.75 * alone
+    assert set(slots.allocate(equal(12, cohorts=1), 8).values()) == {1}  # cohorts are not split
+
+
+def test_the_allocation_never_takes_longer_than_a_slot_for_each_run() -> None:
+    for total in (2, 3, 8, 13):
+        for count in range(1, 40):
+            runs = {str(k): run(50 + 37 * k % 100, 1 + k % 6) for k in range(count)}
+            found = slots.allocate(runs, total)
+            assert all(1 <= size <= min(total, runs[name].cohorts) for name, size in found.items())
+            assert slots.duration(runs, found, total) <= slots.duration(runs, dict.fromkeys(runs, 1), total) + 1e-6
+
+
+def test_a_thousand_slots_are_allocated_quickly() -> None:
+    runs = equal(3500)
+    began = time.process_time()
+    found = slots.allocate(runs, 1000)
+    assert time.process_time() - began < 10
+    assert slots.duration(runs, found, 1000) < 0.95 * slots.duration(runs, dict.fromkeys(runs, 1), 1000)

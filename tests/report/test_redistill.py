@@ -1,0 +1,107 @@
+"""cpfl report --redistill: students of earlier moments, each distilled once."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import cpfl
+from cpfl.redistill import moments
+from cpfl.report.content import all_figures, content
+from cpfl.report.reading import find_runs
+from cpfl.settings.types import hours
+
+if TYPE_CHECKING:
+    from conftest import Command
+
+
+def rows_of(tree: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    spec = next(figure["spec"] for figure in all_figures(tree) if figure["id"] == name)
+    return [row for rows in spec["datasets"].values() for row in rows]
+
+
+def done(runs: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in runs.glob("*/distillations/*/summary.json")}
+
+
+def test_earlier_students_are_distilled_once_and_drawn(cpfl_command: Command, runs: Path) -> None:
+    cpfl_command("report", "runs").good()
+    assert "Not drawn yet: cpfl report DIR --redistill" in (runs / "report.html").read_text()
+    first = cpfl_command("report", "runs", "--redistill").good()
+    made = done(runs)
+    assert made
+    assert first.err.count("distilling") == len(made)
+    second = cpfl_command("report", "runs", "--redistill").good()
+    assert "distilling" not in second.err
+    assert done(runs) == made
+    tree = content(find_runs(runs))
+    for name in ("quorum-accuracy", "quorum-hours", "time-budget"):
+        assert (runs / "figures" / f"{name}.pdf").is_file()
+
+    by_quorum = {(row["n"], row["quorum"]): row for row in rows_of(tree, "quorum-hours")}
+    assert {quorum for n, quorum in by_quorum if n == 4} == {25, 50, 75, 100}
+    ends = [sorted(c["hours"] for c in _summary(runs / f"n4-seed{seed}")["by_cohort"]) for seed in (90, 91)]
+    for i, quorum in enumerate((25, 50, 75, 100)):  # of four cohorts, the i-th stop is when that quorum is reached
+        assert by_quorum[4, quorum]["hours"] == pytest.approx(sum(end[i] for end in ends) / 2, rel=1e-3)
+
+    later = [_summary(path.parent) for path in made if path.parts[-4] == "n2-seed90"]
+    budgets = [row for row in rows_of(tree, "time-budget") if row["n"] == 2]
+    both = {s["distillation"]["at"] for s in later if s["distillation"]["at"]}
+    assert both, "there were moments before this run's end"
+    other = {s["distillation"]["at"]: s for s in map(_summary, (runs / "n2-seed91" / "distillations").iterdir())}
+    final = _summary(runs / "n2-seed91")
+    for summary in later:
+        at = summary["distillation"]["at"]
+        if at and (at in other or hours(at) >= final["hours"]):
+            accuracies = (summary["student_accuracy"], other.get(at, final)["student_accuracy"])
+            row = next(row for row in budgets if row["hours"] == pytest.approx(hours(at)))
+            assert row["accuracy"] == pytest.approx(sum(accuracies) / 2, rel=1e-3)
+
+
+def test_what_the_user_has_distilled_is_drawn_and_not_done_again(runs: Path) -> None:
+    cpfl.distill(runs / "n4-seed90", quorum=0.5)
+    before = done(runs)
+    made = cpfl.redistill([runs / "n4-seed90"])
+    assert before.items() <= done(runs).items()
+    assert not any("quorum-0.5" in path.name for path in made)
+    assert any("quorum-0.25" in path.name for path in made)
+    cpfl.distill(runs / "n2-seed90", quorum=0.5, weights="uniform", name="other")  # another recipe: not on these curves
+    quorums = {(row["n"], row["quorum"]) for row in rows_of(content(find_runs(runs)), "quorum-accuracy")}
+    assert (4, 50) in quorums
+    assert (2, 50) not in quorums
+
+
+def test_what_cannot_be_distilled_again_is_named_and_left(cpfl_command: Command, runs: Path) -> None:
+    path = runs / "n2-seed90" / "experiment.toml"
+    path.write_text(path.read_text().replace('snapshots = "2 rounds"', 'snapshots = ""'))
+    (runs / "n4-seed90" / "summary.json").unlink()
+    (runs / "n1-seed90" / "run.json").write_text("{")
+    answer = cpfl_command("report", "runs", "--redistill").good()
+    assert re.search(r"n2-seed90 is not distilled again: it kept no snapshots", answer.err)
+    assert re.search(r"n4-seed90 is not distilled again: it is unfinished", answer.err)
+    assert re.search(r"n1-seed90 is not distilled again: .*damaged", answer.err)
+    assert {path.parts[-4] for path in done(runs)} == {"n1-seed91", "n2-seed91", "n4-seed91"}
+
+
+def test_without_snapshots_the_page_says_what_to_do(cpfl_command: Command, runs: Path) -> None:
+    for path in runs.glob("*/experiment.toml"):
+        path.write_text(path.read_text().replace('snapshots = "2 rounds"', 'snapshots = ""'))
+    cpfl_command("report", "runs").good()
+    assert "these runs kept no snapshots" in (runs / "report.html").read_text()
+
+
+def test_moments_are_round_and_the_same_for_all() -> None:
+    assert moments(5, 413) == [5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300]
+    assert moments(0.25, 2.2) == [0.3, 0.5, 0.7, 1, 1.5, 2]
+    assert moments(5, 59) == moments(5, 413)[:7]
+    assert moments(5, 4) == []
+    assert len(moments(0.001, 900)) == 12
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+    return summary
