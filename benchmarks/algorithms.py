@@ -1,10 +1,10 @@
 """What does a step in lanes cost with each algorithm, against FedAvg's?
 
-The same lanes, the same drawn images; only the parts differ. Lanes are stepped in turns, so that what else the machine
-does falls on all alike, and the medians are compared. A client's coming and going (its rows in and out) is timed apart,
-and so is a round's end (the server part makes the next model of its clients', and it is judged); both are shared out
-over the steps between two of them. FedAvg is given rounds of as many clients as the other has: ending rounds more often
-is no property of an algorithm.
+The same lanes, the same drawn images; only the algorithm differs. Steps of two algorithms alternate, so that other load
+on the machine affects both, and the medians are compared. Loading and unloading of clients is timed separately, and so
+is the end of a round (the server optimizer makes the next model, which is evaluated). Both are spread over the steps
+between two of them. FedAvg gets rounds of as many clients as the other: how often rounds end is no property of an
+algorithm.
 
     python benchmarks/algorithms.py --device cuda --out results/algorithms/steps.json
     python benchmarks/algorithms.py --presets femnist --lanes 32 --precision tf32 --only adam,scaffold --out steps.json
@@ -24,34 +24,37 @@ from typing import Any
 
 import torch
 
-from cpfl import experiment_file, models
-from cpfl.bench import drawn
+from cpfl import models
+from cpfl.diagnostics.bench import drawn
 from cpfl.engines.lanes import LaneEngine
-from cpfl.engines.lanes.aged import Aged
-from cpfl.engines.lanes.judging import Complete, Judging
+from cpfl.engines.lanes.batch_schedule import ClientRound
+from cpfl.engines.lanes.evaluation import Evaluator, Round, StaleUpdates
 from cpfl.engines.lanes.step import Lanes
-from cpfl.federation import local, selection
-from cpfl.problem import prepare
+from cpfl.federation import local_training
+from cpfl.federation.messages import Origin, RoundRequest
+from cpfl.federation.selection.base import participants_per_round
+from cpfl.settings import experiment_file
+from cpfl.task.task import build_task
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "momentum": {"momentum": 0.9},
-    "nesterov, decay": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4},
-    "clip": {"clip": 1.0},
-    "cosine": {"schedule": "cosine", "schedule_rounds": 100},
-    "adam": {"local": "adam"},
-    "adamw": {"local": "adamw", "weight_decay": 0.01},
-    "fedprox": {"local": "fedprox"},
-    "scaffold": {"local": "scaffold"},
-    "feddyn": {"local": "feddyn"},
+    "nesterov, decay": {"momentum": 0.9, "client_args": {"nesterov": True, "weight_decay": 1e-4}},
+    "max_grad_norm": {"max_grad_norm": 1.0},
+    "cosine": {"lr_schedule": "cosine", "lr_schedule_args": {"rounds": 100}},
+    "adam": {"client": "adam"},
+    "adamw": {"client": "adamw", "client_args": {"weight_decay": 0.01}},
+    "fedprox": {"client": "fedprox"},
+    "scaffold": {"client": "scaffold"},
+    "feddyn": {"client": "feddyn"},
     "fedadam": {"server": "fedadam"},
     "fednova": {"server": "fednova"},
     "median": {"server": "median"},
     "krum": {"server": "krum"},
-    "update_norm": {"update_norm": 1.0},
+    "max_update_norm": {"max_update_norm": 1.0},
     "oort": {"selection": "oort"},
-    "stale": {"late": "stale", "over_selection": 0.3, "participation": 0.5},
-    "fedbuff": {"buffer": 10},
+    "stale": {"straggler_policy": "stale", "over_selection": 0.3, "participation": 0.5},
+    "fedbuff": {"buffer_size": 10},
 }  # in lanes fedavgm, fedadagrad and fedyogi are fedadam, trimmed-mean is median, power-of-choice is random selection
 AIM = {"scaffold": 2.0}  # and 1.5 for the others
 
@@ -61,13 +64,13 @@ class Rig:
     """An algorithm's lanes, a round of one of its cohorts, and how often clients and rounds end."""
 
     lanes: Lanes
-    judging: Judging
-    round: Complete
+    evaluating: Evaluator
+    round: Round
     steps_of_a_client: float
     steps_of_a_round: float  # of all lanes, until as many clients have ended as make a round
 
     def share(self, step: float, change: float, end: float) -> float:
-        """A step with its part of clients' coming and going and of rounds' ends."""
+        """A step with its share of loading and unloading clients and of the ends of rounds."""
         return step + change / self.steps_of_a_client + end / self.steps_of_a_round
 
 
@@ -105,28 +108,32 @@ def main() -> None:
 def measured(
     preset: str, names: list[str], precision: str, count: int, steps: int, device: torch.device
 ) -> list[dict[str, Any]]:
-    """A row for each algorithm, stepped in turns with FedAvg and let go before the next: a GPU holds two with ease."""
+    """A row for each algorithm, stepped alternately with FedAvg and released before the next: a GPU holds two."""
     rows: list[dict[str, Any]] = []
     base = rig_of("fedavg", preset, precision, count, device)
-    heads = ("ms a step", "ms in, out", "ms to join", "together", "× FedAvg", "aim")
+    heads = ("ms a step", "ms in, out", "ms to aggr.", "together", "× FedAvg", "aim")
     print(f"{'algorithm':18}" + "".join(f"{head:>12}" for head in heads))
     for name in names:
         other = base if name == "fedavg" else rig_of(name, preset, precision, count, device)
-        fedavg, (step, change, end) = in_turns([base, other], steps, device)
+        fedavg, (step, change, end) = alternately([base, other], steps, device)
         whole = other.share(step, change, end)
-        row = {"step_ms": step, "in_out_ms": change, "join_ms": end, "together_ms": whole}
+        row = {"step_ms": step, "in_out_ms": change, "aggregate_ms": end, "together_ms": whole}
         rows.append({"algorithm": name, **row, "ratio": whole / other.share(*fedavg), "aim": AIM.get(name, 1.5)})
-        told = "".join(f"{value:12.3f}" for value in row.values())
-        print(f"{name:18}{told}{rows[-1]['ratio']:12.2f}{rows[-1]['aim']:12.1f}", flush=True)
+        cells = "".join(f"{value:12.3f}" for value in row.values())
+        print(f"{name:18}{cells}{rows[-1]['ratio']:12.2f}{rows[-1]['aim']:12.1f}", flush=True)
     return rows
 
 
-def in_turns(pair: list[Rig], steps: int, device: torch.device) -> list[list[float]]:
-    """Milliseconds of each: a step, all clients' coming and going, a round's end."""
+def alternately(pair: list[Rig], steps: int, device: torch.device) -> list[list[float]]:
+    """Milliseconds of each: a step, unloading and loading all clients, the end of a round."""
     times: list[list[tuple[float, ...]]] = [[], []]
     for turn in range(steps + 5):
         for rig, taken in zip(pair, times, strict=True):
-            works = (rig.lanes.step, lambda rig=rig: replace(rig.lanes), lambda rig=rig: rig.judging.start([rig.round]))
+            works = (
+                rig.lanes.step,
+                lambda rig=rig: replace(rig.lanes),
+                lambda rig=rig: rig.evaluating.start([rig.round]),
+            )
             spent = tuple(timed(work, device) for work in works)
             if turn >= 5:
                 taken.append(spent)
@@ -139,30 +146,33 @@ def rig_of(name: str, preset: str, precision: str, count: int, device: torch.dev
     settings |= {"devices.trace": "synthetic", "data.public_fit": "exact", "federation.momentum": 0.0}
     settings |= {f"federation.{key}": value for key, value in ALGORITHMS[name].items()}
     experiment = experiment_file.with_settings(experiment_file.load(preset), settings)
-    problem = prepare(experiment, [], drawn(experiment, 100 * experiment.clients))
+    task = build_task(experiment, [], drawn(experiment, 100 * experiment.clients))
     torch._dynamo.reset()  # so many compilations of one function would pass dynamo's limit; graphs keep what they have
-    engine, federation = LaneEngine(problem, device, count, planners=0), experiment.federation
-    lanes, clients = engine._large, problem.plan[0]
-    lanes.batches.there["rows"].copy_(torch.arange(count * federation.batch_size).view(count, -1))
-    chosen = list(clients[: federation.buffer or selection.size(federation, len(clients))])
-    sizes = [int(problem.data.clients.training_sizes[client]) for client in chosen]
-    aged = None
-    if engine._bench.keeping.aged:  # all began with an older model but one
+    engine, federation = LaneEngine(task, device, count, schedule_workers=0), experiment.federation
+    lanes, clients = engine.large, task.cohorts[0]
+    lanes.batches.device["rows"].copy_(torch.arange(count * federation.batch_size).view(count, -1))
+    chosen = list(clients[: federation.buffer_size or participants_per_round(federation, len(clients))])
+    sizes = [int(task.data.clients.training_sizes[client]) for client in chosen]
+    stale = None
+    if engine.buffers.algorithm.stale:  # all began with an older model but one
         older = chosen[1:]
-        starts = dict.fromkeys(older, engine._bench.models_NP[1])
-        aged = Aged("fedbuff" if federation.buffer else "refl", dict.fromkeys(older, 0), starts, 1)
-    round = Complete(0, float(len(chosen)), 1.0, len(clients), chosen, sizes, 1, 0, aged)
-    steps = float(local.all_steps(federation, problem.data.clients.training_sizes).mean())
-    return Rig(lanes, engine._judging, round, steps, steps * len(chosen) / count)
+        starts = dict.fromkeys(older, engine.buffers.models_NP[1])
+        rule, origins = "fedbuff" if federation.buffer_size else "refl", dict.fromkeys(older, Origin(0, {}))
+        stale = StaleUpdates(RoundRequest(0, 1, chosen, {}, origins=origins, aggregation=rule), starts)
+    rounds = {client: ClientRound(0, client, 1, local_training.steps(federation, size)) for client, size in
+              zip(chosen, sizes, strict=True)}  # fmt: skip
+    round = Round(task.session(0), 1, rounds, sizes, 0, 0, stale=stale, weight=float(len(chosen)))
+    steps = float(local_training.all_steps(federation, task.data.clients.training_sizes).mean())
+    return Rig(lanes, engine.evaluator, round, steps, steps * len(chosen) / count)
 
 
 def replace(lanes: Lanes) -> None:
-    """Every lane's client ends, and another comes: all at once, where in a run they do one by one."""
-    seats = int(lanes._bench.keeping.seats[-1])
-    lanes.harvest([(lane, lane % 4, lane, 1.0, lane % seats) for lane in range(lanes.count)])
+    """Every lane's client is replaced: all at once, while in a run they are replaced one by one."""
+    slots = int(lanes.buffers.algorithm.slots[-1])
+    lanes.collect([(lane, lane % 4, lane, 1.0, lane % slots) for lane in range(lanes.count)])
     lanes.fill([(lane, lane % 4, lane, 1e-6, 0) for lane in range(lanes.count)])
-    if lanes._bench.keeping.aged:  # at worst all of them begin with an older model
-        lanes.begin_from(range(lanes.count), [lanes._bench.models_NP[0]] * lanes.count)
+    if lanes.buffers.algorithm.stale:  # at worst all of them begin with an older model
+        lanes.start_from(range(lanes.count), [lanes.buffers.models_NP[0]] * lanes.count)
 
 
 def timed(work: Callable[[], None], device: torch.device) -> float:

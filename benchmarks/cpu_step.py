@@ -1,5 +1,7 @@
-"""What does a training step spend its time on, on one core? How near is that core to its peak, and what does it gain
-where workers do without autograd?
+"""What does a training step cost on one core with autograd and without, and how near is the core to its peak?
+
+The rule: hand-written steps stay while they gain 10 % or more on a preset's model. `sequential.py` measures that gain
+in whole rounds; this script shows where the time of one step goes.
 
 python benchmarks/cpu_step.py --model gn-lenet --precision float32
 """
@@ -16,26 +18,26 @@ from peers.works import BATCH, CLASSES, MODELS, build
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from cpfl.engines.workers.chain import chain
-from cpfl.engines.workers.crew import keep_memory
-from cpfl.engines.workers.form import Form
+from cpfl.engines.workers.pool import keep_memory
+from cpfl.engines.workers.sequential import sequential_step
+from cpfl.models.layout import Layout
 
 SHAPE = (3, 32, 32)
 CONVOLUTIONS = ("aten::convolution_backward", "aten::mkldnn_convolution")
 POOLING = ("aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward")
 MFLOP = {"gn-lenet": 59.4, "lenet5": 2.85}  # of a sample, forward and backward, convolutions alone
-TURNS = 60
+REPEATS = 60
 
 
 def seconds(*works: Callable[[], object], times: int = 5) -> list[float]:
-    """CPU seconds of each, after a few to warm up; they take turns, and the medians count."""
+    """Median CPU seconds of each after a few calls to warm up; they alternate."""
     spent: list[list[float]] = [[] for _ in works]
-    for turn in range(TURNS + 3):
+    for repeat in range(REPEATS + 3):
         for work, own in zip(works, spent, strict=True):
             began = time.process_time()
             for _ in range(times):
                 work()
-            if turn >= 3:
+            if repeat >= 3:
                 own.append((time.process_time() - began) / times)
     return [median(own) for own in spent]
 
@@ -48,13 +50,13 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_memory()  # as workers do
     model, low = build(words.model), words.precision == "bf16"
-    form = Form.of(model.state_dict(), torch.float32)
-    row, slopes = form.rows(1), form.rows(1)
-    row.put(0, model.state_dict())
+    layout = Layout.from_module(model, by_name=True, channels_last=True)
+    row = layout.row(model.state_dict(), torch.device("cpu"))
+    gradients = torch.zeros_like(row)
     named = dict(model.named_parameters())
-    for name, view in row.views(0).items():
+    for name, view in layout.views(row).items():
         named[name].data = view
-    parameters = [named[name] for name in form.floats]
+    parameters = [named[name] for name in layout.shapes]
     x = torch.randn(BATCH, *SHAPE).contiguous(memory_format=torch.channels_last)
     y = torch.randint(0, CLASSES, (BATCH,))
 
@@ -62,15 +64,15 @@ def main() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=low, cache_enabled=False):
             logits = model(x)
         found = torch.autograd.grad(nn.functional.cross_entropy(logits.float(), y), parameters)
-        torch.cat([form.flat(slope) for slope in found])
+        torch.cat([layout.flat(gradient) for gradient in found])
 
-    own = chain(model, x.dim(), row.floats_KP[0], form.views, slopes.floats_KP[0], low)
+    own = sequential_step(model, x.dim(), row, gradients, layout.views, low)
     assert own is not None
-    before, after = seconds(by_autograd, lambda: own.step(x, y))
-    with profile(activities=[ProfilerActivity.CPU]) as told:
+    before, after = seconds(by_autograd, lambda: own(x, y))
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in range(50):
-            own.step(x, y)
-    found = {event.key: event.self_cpu_time_total for event in told.key_averages()}
+            own(x, y)
+    found = {event.key: event.self_cpu_time_total for event in profiled.key_averages()}
     shares = {name: sum(found[key] for key in keys) / sum(found.values()) for name, keys in
               (("convolutions", CONVOLUTIONS), ("pooling", POOLING))}  # fmt: skip
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)

@@ -1,4 +1,4 @@
-"""How long does distilling take? Teachers are untrained: their arithmetic is the same.
+"""How long does the distillation take? Teachers are untrained: their arithmetic is the same.
 
 python benchmarks/distillation.py --data DIR --out results/distillation.json 16 200
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from cpfl import experiment_file, models
+from cpfl import method, models
 from cpfl.data.federated import Given
-from cpfl.distillation.distil import distil
-from cpfl.problem import prepare
+from cpfl.runs.teachers import Teachers
+from cpfl.settings import experiment_file
+from cpfl.task.task import build_task
 
 
 def main() -> None:
@@ -34,14 +34,15 @@ def main() -> None:
     for teachers in words.cases:
         rule = {"cohorts": teachers, "data.public_limit": words.images, "distillation.epochs": words.epochs}
         experiment = experiment_file.with_settings(experiment_file.load("cifar10", words.set), rule)
-        problem = prepare(experiment, [words.data], Given())
-        states = [models.state_of(models.fresh(problem.build, seed, "init", torch.float32)) for seed in range(teachers)]
+        task = build_task(experiment, [words.data], Given())
+        seeds = list(range(teachers))
+        states = [models.state_of(models.fresh(task.build, seed, "init", torch.float32)) for seed in seeds]
+        untrained = Teachers(seeds, [*states], hours=0.0, untrained=True, costs={}, accounts=[])
         began = time.perf_counter()
-        cohorts, settings = range(teachers), experiment.distillation
-        outcome = distil(problem, partial(iter, states), cohorts, settings, device, lambda record: None)
+        outcome = method.distill(task, untrained, experiment.distillation, device, lambda record: None)
         row = {
             "teachers": teachers,
-            "images": len(problem.data.public),
+            "images": len(task.data.public),
             "epochs": words.epochs,
             "precision": experiment.precision,
             "seconds": time.perf_counter() - began,

@@ -19,8 +19,8 @@ import torch
 
 def first_round(words: list[str], environment: dict[str, str]) -> float:
     """Seconds until the run folder holds a round; the run is ended then."""
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "run"
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "run"
         began = time.perf_counter()
         command = [sys.executable, "-m", "cpfl", *words, "--out", str(path)]
         run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("words", nargs="+")
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
-        places = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
-        environment = {**os.environ, **places}
+        caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
+        environment = {**os.environ, **caches}
         seconds = {name: first_round(words.words, environment) for name in ("cold", "warm")}
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     outcome = {"machine": name, "torch": torch.__version__, "command": words.words, "seconds": seconds}

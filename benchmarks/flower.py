@@ -18,9 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cpfl.deploy import control
-from cpfl.deploy.loopback import Loopback, descendants
-from cpfl.deploy.new import new_app
+from cpfl.deploy import _flower_internals
+from cpfl.deploy.local_fleet import LocalFleet, descendants
+from cpfl.deploy.local_run import new_app
 
 NODES = 4
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 6
@@ -107,17 +107,17 @@ out = ""
 """
 
 
-class Memory:
-    """The largest proportional memory of all nodes' processes together while it looks, in bytes."""
+class PeakMemory:
+    """The maximum of the proportional memory of all nodes' processes together, in bytes."""
 
-    def __init__(self, fleet: Loopback) -> None:
+    def __init__(self, fleet: LocalFleet) -> None:
         self._fleet, self.most, self._end = fleet, 0, threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._end.wait(1.0):
-            names = [name for name in self._fleet.processes if name.startswith("node") or name == "warm"]
+            names = [name for name in self._fleet.processes if name.startswith("node") or name == "prefork"]
             roots = [self._fleet.processes[name].pid for name in names]
             pids = {pid for root in roots for pid in (root, *descendants(root))}
             self.most = max(self.most, sum(map(proportional, pids)))
@@ -137,31 +137,32 @@ def proportional(pid: int) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
-def measure(place: Path, loop: str, warm: bool) -> dict[str, Any]:
+def measure(scratch: Path, loop: str, preforked: bool) -> dict[str, Any]:
     """One run of one kind."""
-    out = place / "out"
+    out = scratch / "out"
     if loop == "stock":
-        app = place / "app"
+        app = scratch / "app"
         app.mkdir(parents=True)
         (app / "app.py").write_text(STOCK)
         (app / "pyproject.toml").write_text(PROJECT)
         config: dict[str, Any] = {"clients": NODES, "rounds": ROUNDS, "out": str(out)}
     else:
-        app = new_app(place / "app")
+        app = new_app(scratch / "app")
         words = f"stopping.rule=rounds stopping.rounds={ROUNDS} distillation.epochs=1 checkpoint_seconds=0"
         config = {"clients": NODES, "cohorts": 1, "out": str(out), "set": words}
-    with Loopback(place / "fleet", warm=warm, preload=["sklearn.datasets"]) as fleet:
-        fleet.start_link()
+    with LocalFleet(scratch / "fleet", preforked=preforked, preload=["sklearn.datasets"]) as fleet:
+        fleet.start_superlink()
         for client in range(NODES):
             fleet.register(f"node-{client}")
-            fleet.start_node(f"node-{client}", {"client": client, "clients": NODES, "smallest": 9})
+            fleet.start_node(f"node-{client}", {"client": client, "clients": NODES, "min_clients": 9})
         time.sleep(15)  # all are up, and idle
-        memory, began = Memory(fleet), time.perf_counter()
+        memory, began = PeakMemory(fleet), time.perf_counter()
         fleet.run(app, config)
         assert fleet.wait(590) == "finished:completed", fleet.tail("run", 2000)
         whole, most = time.perf_counter() - began, memory.stop()
         number = int(fleet.log("run").read_text().partition("started run ")[2].split()[0])
-        sent, received = control.traffic(fleet.address, fleet.ca, number)
+        about = _flower_internals.run_info(fleet.address, fleet.ca, number)
+        sent, received = about.bytes_sent, about.bytes_recv
     if loop == "stock":
         seconds = json.loads(out.read_text())
     else:
@@ -178,22 +179,22 @@ def measure(place: Path, loop: str, warm: bool) -> dict[str, Any]:
 
 
 rows = {}
-for name, (loop, warm) in {
+for name, (loop, preforked) in {
     "stock loop, stock nodes": ("stock", False),
-    "stock loop, warm nodes": ("stock", True),
+    "stock loop, preforked nodes": ("stock", True),
     "our loop, stock nodes": ("ours", False),
-    "our loop, warm nodes": ("ours", True),
+    "our loop, preforked nodes": ("ours", True),
 }.items():
-    place = Path(tempfile.mkdtemp(prefix="cpfl-bench-"))
+    scratch = Path(tempfile.mkdtemp(prefix="cpfl-bench-"))
     try:
-        rows[name] = measure(place, loop, warm)
-        print(f"{name:<26}", rows[name], flush=True)
+        rows[name] = measure(scratch, loop, preforked)
+        print(f"{name:<28}", rows[name], flush=True)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
-print(f"\n{'':<26}" + "".join(f"{key:>26}" for key in next(iter(rows.values()))))
+print(f"\n{'':<28}" + "".join(f"{key:>26}" for key in next(iter(rows.values()))))
 for name, row in rows.items():
-    print(f"{name:<26}" + "".join(f"{value:>26}" for value in row.values()))
+    print(f"{name:<28}" + "".join(f"{value:>26}" for value in row.values()))
 if len(sys.argv) > 2:
     about: dict[str, Any] = {"nodes": NODES, "rounds": ROUNDS, "cores": os.cpu_count(), "machine": platform.machine()}
     about |= {"flwr": metadata.version("flwr"), "torch": metadata.version("torch"), "load": os.getloadavg()[2]}

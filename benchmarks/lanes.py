@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from cpfl import experiment_file
-from cpfl.bench import drawn, lasting, measure
 from cpfl.data.federated import Given
-from cpfl.engines import choice
-from cpfl.problem import prepare
+from cpfl.diagnostics.bench import drawn, lasting, measure
+from cpfl.engines.create import create_engine
+from cpfl.settings import experiment_file
+from cpfl.task.task import build_task
 
 
 def main() -> None:
@@ -49,8 +49,8 @@ def main() -> None:
         base = experiment_file.load(more[0] if more else "cifar10", words.set)
         experiment = experiment_file.with_settings(base, settings)
         given = Given() if words.data else drawn(experiment, words.each * experiment.clients)
-        problem = prepare(experiment, [words.data] if words.data else [], given)
-        rate = measure(problem, partial(choice.engine, kind, problem, device, print), rounds, device)
+        task = build_task(experiment, [words.data] if words.data else [], given)
+        rate = measure(task, partial(create_engine, kind, task, device, print), rounds, device)
         rows.append({"case": case, **asdict(rate)})
         print(
             f"{case:32} {rate.samples_per_second:12,.0f} samples/s over {rate.window_seconds:5.1f} s   first round "

@@ -1,7 +1,7 @@
 """Do lanes train what the plain loop trains? Whole runs on float64, ragged clients, n from 1 to M, on this device.
 
-Also how exact the kernels are, and whether a run repeats bit by bit in another process. A check that fails is told of
-in its place, and the next one begins.
+Also how exact the kernels are, and whether a run repeats bit by bit in another process. A check that fails is
+reported, and the next one starts.
 
 python benchmarks/lanes_equal.py --out results/lanes-equal.json
 python benchmarks/lanes_equal.py --out equal.json --device cpu --only kernels "n = 1"
@@ -27,8 +27,9 @@ from torch.func import functional_call, vmap
 
 import cpfl
 from cpfl import models
-from cpfl.opening import torch_device
-from cpfl.stacked import layers
+from cpfl.engines.create import torch_device
+from cpfl.errors import first_line
+from cpfl.kernels import layers
 
 BASE = {"precision": "float64", "max_rounds": 8, "distillation.epochs": 1}
 ROUNDING = 1e-9  # of float64, over a whole run
@@ -43,12 +44,14 @@ CASES: dict[str, dict[str, Any]] = {
     "batch larger than most clients": {"federation.batch_size": 64},
     "convolutions": {"model.name": "femnist-cnn", "max_rounds": 3},
     "over-selection, crashes": {
-        **FEW, "federation.over_selection": 0.5, "devices.crash_rate": 0.4, "federation.minimum": 4,
+        **FEW, "federation.over_selection": 0.5, "devices.crash_rate": 0.4, "federation.min_results": 4,
     },
-    "deadline, the late are left out": {"federation.deadline": 8, "federation.local_epochs": 2},
-    "deadline, partial work": {"federation.deadline": 8, "federation.late": "partial", "federation.local_epochs": 2},
-    "the late join later": {**FEW, "federation.over_selection": 1.0, "federation.late": "stale"},
-    "buffered, crashes": {"federation.buffer": 3, "federation.concurrency": 6, "devices.crash_rate": 0.2},
+    "deadline, stragglers are dropped": {"federation.deadline": 8, "federation.local_epochs": 2},
+    "deadline, partial work": {
+        "federation.deadline": 8, "federation.straggler_policy": "partial", "federation.local_epochs": 2,
+    },
+    "stale updates": {**FEW, "federation.over_selection": 1.0, "federation.straggler_policy": "stale"},
+    "buffered, crashes": {"federation.buffer_size": 3, "federation.concurrency": 6, "devices.crash_rate": 0.2},
 }  # fmt: skip
 Shape = tuple[int, ...]
 LAYERS: dict[str, list[tuple[nn.Module, Shape]]] = {  # some of GN-LeNet's, and odd ones: each shape is compiled anew
@@ -116,9 +119,9 @@ def models_apart(ours: models.State, theirs: models.State) -> float:
 
 def equal(case: str, device: str) -> dict[str, Any]:
     """One kind of run by the plain loop and in lanes."""
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as scratch:
         plain, lanes = (
-            cpfl.run("digits", out=Path(place) / e, engine=e, device=device, settings=BASE | CASES[case])
+            cpfl.run("digits", out=Path(scratch) / e, engine=e, device=device, settings=BASE | CASES[case])
             for e in ("reference", "lanes")
         )
         records, model = apart(lanes.rounds, plain.rounds), models_apart(lanes.model, plain.model)
@@ -153,10 +156,10 @@ def kernels(precision: str, device: torch.device) -> dict[str, Any]:
             right = _all_lanes(nn.Sequential(layer), true)
             out = _all_lanes(layers.fit(nn.Sequential(layer), numbers).to(device), mine)
             g = some(tuple(right.shape))
-            slopes = torch.autograd.grad(out, list(mine.values()), g.to(device, out.dtype))
-            steep = torch.autograd.grad(right, list(true.values()), g)
+            gradients = torch.autograd.grad(out, list(mine.values()), g.to(device, out.dtype))
+            exact_gradients = torch.autograd.grad(right, list(true.values()), g)
             names = [kind, *(f"{kind}: gradient of {name}" for name in values)]
-            for name, found, exact in zip(names, (out, *slopes), (right, *steep), strict=True):
+            for name, found, exact in zip(names, (out, *gradients), (right, *exact_gradients), strict=True):
                 far = (found.detach().double().cpu() - exact.detach()).abs().max() / exact.detach().abs().max()
                 away.setdefault(name, []).append(far.item())
     worst = {name: torch.tensor(shares).max().item() for name, shares in away.items()}  # NaN if there is one
@@ -172,11 +175,11 @@ def _all_lanes(module: nn.Module, values: dict[str, Tensor]) -> Tensor:
 
 
 class Twins:
-    """Two processes that do the same runs, each by itself: libraries that choose by timing choose in each anew."""
+    """Two processes that do the same runs, independently: libraries that choose by timing choose again in each."""
 
     def __init__(self, device: str, names: Collection[str]) -> None:
-        self._place = tempfile.TemporaryDirectory()
-        self._folders = [Path(self._place.name) / which for which in "ab"]
+        self._scratch = tempfile.TemporaryDirectory()
+        self._folders = [Path(self._scratch.name) / which for which in "ab"]
         command = [sys.executable, __file__, "--device", device, "--only", *names]
         self._both = [
             subprocess.Popen([*command, "--runs-in", str(folder)], stdout=subprocess.PIPE, text=True)
@@ -184,7 +187,7 @@ class Twins:
         ]
 
     def compare(self, name: str) -> dict[str, Any]:
-        """The two runs of this name, when both have ended; names are asked for in order."""
+        """The two runs of this name, when both have ended; names come in order."""
         for process in self._both:
             assert process.stdout is not None
             if not any(line.strip() == name for line in process.stdout):
@@ -221,7 +224,7 @@ def main() -> None:
         return
     device = torch_device(words.device)
     checks: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
-        *(("rows", case, partial(equal, case, str(device))) for case in CASES),
+        *(("runs", case, partial(equal, case, str(device))) for case in CASES),
         *(("kernels", precision, partial(kernels, precision, device)) for precision in LARGEST),
     ]
     outcome: dict[str, Any] = {"machine": "cpu", "torch": torch.__version__}
@@ -231,7 +234,7 @@ def main() -> None:
     if unknown:
         parser.error(f"--only knows no {', '.join(sorted(unknown))}")
     repeats = [name for name in REPEATS if not words.only or {"repeats", name} & {*words.only}]
-    twins = Twins(str(device), repeats) if repeats else None  # they work while the other checks go on
+    twins = Twins(str(device), repeats) if repeats else None  # they work during the other checks
     checks = [check for check in checks if not words.only or {*check[:2]} & {*words.only}]
     checks += [("repeats", name, partial(twins.compare, name)) for name in repeats if twins]
     fine, start = True, time.perf_counter()
@@ -241,7 +244,7 @@ def main() -> None:
             entry = check()
         except Exception as error:
             traceback.print_exc()
-            entry = {"check": name, "error": f"{type(error).__name__}: {models.first_line(error)}", "ok": False}
+            entry = {"check": name, "error": f"{type(error).__name__}: {first_line(error)}", "ok": False}
         fine = fine and entry["ok"]
         entry.setdefault("seconds", round(time.perf_counter() - began, 1))
         print(kind, json.dumps(entry), flush=True)

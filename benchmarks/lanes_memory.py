@@ -1,4 +1,4 @@
-"""What becomes of a run when the GPU's memory is short? Two rounds with fewer lanes, beside two with all they want.
+"""What happens to a run when the GPU's memory is short? Two rounds with fewer lanes, and two with all memory.
 
 python benchmarks/lanes_memory.py --out results/lanes/memory.json
 """
@@ -14,31 +14,33 @@ from typing import Any
 
 import torch
 
-from cpfl import experiment_file, method, models
-from cpfl.bench import drawn
-from cpfl.engines import choice
+from cpfl import method
+from cpfl.diagnostics.bench import drawn
 from cpfl.engines.base import Engine
-from cpfl.engines.mishaps import short_of_memory
-from cpfl.problem import Problem, prepare
+from cpfl.engines.create import create_engine
+from cpfl.engines.gpu_errors import out_of_memory
+from cpfl.errors import first_line
+from cpfl.settings import experiment_file
+from cpfl.task.task import Task, build_task
 
 SHARES = (0.75, 0.6, 0.5)  # of the memory that the lanes took, tried until it is too little
 LARGEST = 1e-2  # difference of records that bf16 may make
 
 
 def halved(device: torch.device, samples: int = 50_000) -> dict[str, Any]:
-    """Two rounds with fewer lanes, since the GPU's memory is not to be had, beside two with all of it."""
+    """Two rounds with fewer lanes, since memory is limited, against two with all of it."""
     settings = {
         "cohorts": 16, "precision": "bf16", "devices.trace": "synthetic", "data.public_fit": "exact",
         "stopping.rule": "rounds", "stopping.rounds": 2, "snapshots": "",
     }  # fmt: skip
     experiment = experiment_file.with_settings(experiment_file.load("cifar10", []), settings)
-    problem = prepare(experiment, [], drawn(experiment, samples))
-    notes: list[str] = []
+    task = build_task(experiment, [], drawn(experiment, samples))
+    messages: list[str] = []
     before = free()
     torch.cuda.reset_peak_memory_stats()
-    engine = choice.engine("lanes", problem, device, notes.append)
+    engine = create_engine("lanes", task, device, messages.append)
     taken = torch.cuda.max_memory_reserved() - before
-    wanted, right = lanes_of(engine), records_of(engine, problem)
+    wanted, right = lanes_of(engine), records_of(engine, task)
     found: dict[str, Any] = {"all the memory, MiB": taken >> 20, "lanes with it": wanted}
     total = torch.cuda.get_device_properties(device).total_memory
     for share in SHARES:
@@ -46,23 +48,23 @@ def halved(device: torch.device, samples: int = 50_000) -> dict[str, Any]:
         allowed = free() + int(share * taken)
         torch.cuda.set_per_process_memory_fraction(allowed / total)
         try:
-            engine = choice.engine("lanes", problem, device, notes.append)
-            if notes or share == SHARES[-1]:
-                found |= {"allowed MiB": int(share * taken) >> 20, "notes": notes, "lanes": lanes_of(engine)}
+            engine = create_engine("lanes", task, device, messages.append)
+            if messages or share == SHARES[-1]:
+                found |= {"allowed MiB": int(share * taken) >> 20, "messages": messages, "lanes": lanes_of(engine)}
                 try:
-                    records = records_of(engine, problem)
+                    records = records_of(engine, task)
                 except Exception as error:
-                    if not short_of_memory(error):
+                    if not out_of_memory(error):
                         raise
-                    found["while training"] = models.first_line(error)
+                    found["while training"] = first_line(error)
                     torch.cuda.set_per_process_memory_fraction(1.0)
-                    records = records_of(engine, problem)
+                    records = records_of(engine, task)
                 break
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
     pairs = list(zip(records, right, strict=True))
     found["records"] = max(abs(one[key] - two[key]) for one, two in pairs for key in ("loss", "validation"))
-    fine = len(notes) == 1 and lanes_of(engine) < wanted and "while training" not in found
+    fine = len(messages) == 1 and lanes_of(engine) < wanted and "while training" not in found
     return {**found, "ok": fine and found["records"] < LARGEST}
 
 
@@ -75,12 +77,12 @@ def free() -> int:
 
 
 def lanes_of(engine: Engine) -> int:
-    return int(engine._large.count)  # type: ignore[attr-defined]
+    return int(engine.large.count)  # type: ignore[attr-defined]
 
 
-def records_of(engine: Engine, problem: Problem) -> list[dict[str, Any]]:
+def records_of(engine: Engine, task: Task) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    engine.federate(method.plan(problem), lambda session, closed: lines.append(closed.record.as_dict()))
+    engine.train_cohorts(method.assign_cohorts(task), lambda session, closed: lines.append(closed.record.as_dict()))
     return sorted(lines, key=lambda line: (line["cohort"], line["round"]))
 
 

@@ -18,20 +18,21 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from cpfl import experiment_file, method
-from cpfl.bench import drawn
+from cpfl import method
 from cpfl.data.federated import Given
+from cpfl.diagnostics.bench import drawn
+from cpfl.engines.create import torch_device
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.lanes.step import Lanes
-from cpfl.opening import torch_device
-from cpfl.problem import Problem, prepare
+from cpfl.settings import experiment_file
+from cpfl.task.task import Task, build_task
 
 ROWS, NAME = 15, 70  # of a table; characters of a name
 Row = dict[str, Any]
 
 
-class Watch:
-    """Some work, and the seconds that its calls took: on a GPU by the GPU's clock, waiting for the host left out."""
+class Timed:
+    """A function, and the seconds that its calls took: on a GPU by the GPU's clock, without waiting for the host."""
 
     def __init__(self, work: Callable[[], None], device: torch.device) -> None:
         self._work, self._on_gpu = work, device.type == "cuda"
@@ -65,7 +66,7 @@ def done(device: torch.device) -> float:
 
 
 def bare(step: Callable[[], None], device: torch.device, count: int) -> float:
-    """Milliseconds of one step, nothing else going on."""
+    """Milliseconds of one step, with nothing else running."""
     for _ in range(count // 10):
         step()
     began = done(device)
@@ -112,42 +113,46 @@ def table(timed: list[tuple[str, float, int]]) -> list[Row]:
     ]
 
 
-def loop(engine: LaneEngine, problem: Problem, device: torch.device) -> dict[str, Any]:
+def loop(engine: LaneEngine, task: Task, device: torch.device) -> dict[str, Any]:
     """A whole federation: its rate, and how many of its seconds the device spent in what."""
-    large, judging = engine._large, engine._judging
-    steps, looks, made = Watch(large.step, device), [Watch(judging._make, device), Watch(judging.look, device)], [0.0]
-    before, few, fewer = (large.step, judging._make, judging.look), list[Watch](), engine._fewer
+    large, evaluating = engine.large, engine.evaluator
+    steps, evaluations, made = (
+        Timed(large.step, device),
+        [Timed(evaluating.aggregate, device), Timed(evaluating.evaluate, device)],
+        [0.0],
+    )
+    before, few, fewer = (large.step, evaluating.aggregate, evaluating.evaluate), list[Timed](), engine.small_lanes
 
     def small() -> Lanes | None:
         began = done(device)
         lanes = fewer()
         made[0] += done(device) - began
         if lanes is not None and not few:
-            few.append(Watch(lanes.step, device))
+            few.append(Timed(lanes.step, device))
             lanes.step = few[0]
         return lanes
 
-    large.step, (judging._make, judging.look), engine._fewer = steps, looks, small  # type: ignore[method-assign]
-    sessions = method.plan(problem)
+    large.step, (evaluating.aggregate, evaluating.evaluate), engine.small_lanes = steps, evaluations, small  # type: ignore[method-assign]
+    sessions = method.assign_cohorts(task)
     began = done(device)
-    engine.federate(sessions, lambda session, closed: None)
+    engine.train_cohorts(sessions, lambda session, closed: None)
     seconds = done(device) - began
-    large.step, judging._make, judging.look = before
-    engine._fewer = fewer  # type: ignore[method-assign]
-    samples, batch = sum(session.samples for session in sessions), problem.experiment.federation.batch_size
-    places = steps.calls * large.count + sum(watch.calls for watch in few) * engine._few
+    large.step, evaluating.aggregate, evaluating.evaluate = before
+    engine.small_lanes = fewer  # type: ignore[method-assign]
+    samples, batch = sum(session.samples for session in sessions), task.experiment.federation.batch_size
+    slots = steps.calls * large.count + sum(one.calls for one in few) * engine.small_count
     parts = {
-        "steps": steps.seconds() + sum(watch.seconds() for watch in few),
-        "judging": sum(watch.seconds() for watch in looks),
+        "steps": steps.seconds() + sum(one.seconds() for one in few),
+        "evaluation": sum(one.seconds() for one in evaluations),
         "making the small lanes": made[0],
     }
     return {
         "seconds": seconds,
         "samples_per_second": samples / seconds,
         "steps": steps.calls,
-        "small steps": sum(watch.calls for watch in few),
-        "looks": looks[1].calls,
-        "filled": samples / batch / places,
+        "small steps": sum(one.calls for one in few),
+        "evaluations": evaluations[1].calls,
+        "filled": samples / batch / slots,
         "seconds in": {**parts, "the rest": seconds - sum(parts.values())},
     }
 
@@ -166,10 +171,10 @@ def main() -> None:
     rule = {"stopping.rule": "rounds", "stopping.rounds": words.rounds, "snapshots": ""}
     experiment = experiment_file.with_settings(experiment_file.load("cifar10", words.set), rule)
     given = Given() if words.data else drawn(experiment, words.samples)
-    problem = prepare(experiment, [words.data] if words.data else [], given)
+    task = build_task(experiment, [words.data] if words.data else [], given)
     device = torch_device(words.device)
-    engine = LaneEngine(problem, device, words.lanes)
-    step, count = engine._large.step, engine._large.count
+    engine = LaneEngine(task, device, words.lanes)
+    step, count = engine.large.step, engine.large.count
     outcome: dict[str, Any] = {
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -185,11 +190,11 @@ def main() -> None:
     milliseconds = bare(step, device, words.steps)
     rate = 1000 * count * experiment.federation.batch_size / milliseconds
     tell("large step", {"lanes": count, "ms": milliseconds, "samples_per_second": rate})
-    tell("judge ms", bare(engine._judging.look, device, words.steps))
+    tell("evaluation ms", bare(engine.evaluator.evaluate, device, words.steps))
     tell("kernels of a large step", kernels(step, device))
     # The profiled loop comes first: it is slower, and warms up the one that is timed.
-    tell("host", host(lambda: engine.federate(method.plan(problem), lambda session, closed: None)))
-    tell("loop", loop(engine, problem, device))
+    tell("host", host(lambda: engine.train_cohorts(method.assign_cohorts(task), lambda session, closed: None)))
+    tell("loop", loop(engine, task, device))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ import heapq
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpfl import experiment_file
 from cpfl.data.federated import Given
-from cpfl.federation import local
-from cpfl.problem import prepare
+from cpfl.federation import local_training
+from cpfl.settings import experiment_file
+from cpfl.task.task import build_task
 
 FEW, LARGE = (16, 0.49), (64, 1.23)  # lanes and milliseconds of a step
 
@@ -25,21 +25,21 @@ def milliseconds(lanes: int) -> float:
     return FEW[1] + (lanes - FEW[0]) * (LARGE[1] - FEW[1]) / (LARGE[0] - FEW[0])
 
 
-def replay(plan: Sequence[Sequence[int]], lanes: int, rounds: int, behind_first: bool) -> tuple[float, float]:
+def replay(cohorts: Sequence[Sequence[int]], lanes: int, rounds: int, behind_first: bool) -> tuple[float, float]:
     """Steps of clients in a millisecond, and the share of lanes that were full; a cohort is its clients' steps."""
     waiting: list[tuple[int, int, int, int, int]] = []  # what comes first, then cohort and steps
-    done, missing, queued = [0] * len(plan), [0] * len(plan), 0
+    done, missing, queued = [0] * len(cohorts), [0] * len(cohorts), 0
 
     def open_round(cohort: int) -> None:
         nonlocal queued
-        missing[cohort] = len(plan[cohort])
-        for steps in sorted(plan[cohort], reverse=True):
+        missing[cohort] = len(cohorts[cohort])
+        for steps in sorted(cohorts[cohort], reverse=True):
             queued += 1
             number = done[cohort] if behind_first else 0
-            longest = -max(plan[cohort]) if behind_first else 0
+            longest = -max(cohorts[cohort]) if behind_first else 0
             heapq.heappush(waiting, (number, longest, queued, cohort, steps))
 
-    for cohort in range(len(plan)):
+    for cohort in range(len(cohorts)):
         open_round(cohort)
     training: list[tuple[int, int]] = []  # when a lane's client ends, and its cohort
     now, spent, offered, trained = 0, 0.0, 0, 0
@@ -68,20 +68,20 @@ def main() -> None:
     parser.add_argument("--lanes", default="32,40,48,64,128")
     parser.add_argument("cohorts", nargs="+", type=int)
     words = parser.parse_args()
-    print("| n | lanes | in order of arrival: samples/s | full | those behind first: samples/s | full |")
+    print("| n | lanes | in order of arrival: samples/s | full | cohorts behind first: samples/s | full |")
     print("|---|---|---|---|---|---|")
     for cohorts in words.cohorts:
         chosen = {"cohorts": cohorts, "data.public": "cifar10", "data.public_fit": "exact"}
         experiment = experiment_file.with_settings(experiment_file.load("cifar10", []), chosen)
-        problem = prepare(experiment, [words.data], Given())
-        steps = local.all_steps(experiment.federation, problem.data.clients.training_sizes)
-        plan = [steps[clients].tolist() for clients in problem.plan]
+        task = build_task(experiment, [words.data], Given())
+        steps = local_training.all_steps(experiment.federation, task.data.clients.training_sizes)
+        by_cohort = [steps[clients].tolist() for clients in task.cohorts]
         for lanes in map(int, words.lanes.split(",")):
-            told = []
+            cells = []
             for behind_first in (False, True):
-                speed, full = replay(plan, lanes, words.rounds, behind_first)
-                told.append(f"{1000 * speed * experiment.federation.batch_size:,.0f} | {full:.0%}")
-            print(f"| {cohorts} | {lanes} | {' | '.join(told)} |", flush=True)
+                speed, full = replay(by_cohort, lanes, words.rounds, behind_first)
+                cells.append(f"{1000 * speed * experiment.federation.batch_size:,.0f} | {full:.0%}")
+            print(f"| {cohorts} | {lanes} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

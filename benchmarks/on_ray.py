@@ -2,9 +2,9 @@
 
 python benchmarks/on_ray.py --out results/ray/speed.json
 
-Every case trains the same rounds of eight cohorts of the `cifar10` model, one core a worker; cases take turns, so that
-whatever else the machine does falls on all of them. Wall time is from the first round to the last with workers ready:
-the start of Ray and of workers is not in it. CPU time is that of all processes that had a part in it.
+Every case trains the same rounds of eight cohorts of the `cifar10` model, one core per worker. Cases alternate, so that
+other load on the machine affects all of them. Wall time is from the first round to the last with workers ready:
+the start of Ray and of workers is not in it. CPU time is that of all processes that took part.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from cpfl import experiment_file, method
-from cpfl.bench import lasting
+from cpfl import method
 from cpfl.data.federated import Given, as_samples
-from cpfl.engines import choice
-from cpfl.engines.ray import Place
-from cpfl.problem import Problem, prepare
+from cpfl.diagnostics.bench import lasting
+from cpfl.engines.create import create_engine
+from cpfl.engines.ray import ClusterConfig
+from cpfl.settings import experiment_file
+from cpfl.task.task import Task, build_task
 
 CASES = {"plain": ("workers", 1), "ray, 1 worker": ("ray", 1), "ray, 2 workers": ("ray", 2)}
 
 
-def problem_of(rounds: int, clients: int, each: int) -> Problem:
+def load_task(rounds: int, clients: int, each: int) -> Task:
     """Drawn images of the size of CIFAR-10's."""
     rng = np.random.default_rng(0)
     count = clients * each
@@ -40,27 +41,26 @@ def problem_of(rounds: int, clients: int, each: int) -> Problem:
         "cohorts": 8, "clients": clients, "data.split": "iid", "devices.trace": "synthetic", **lasting(rounds),
     }  # fmt: skip
     experiment = experiment_file.with_settings(experiment_file.load("cifar10"), settings)
-    return prepare(experiment, [], Given(as_samples(x, y), some, some))
+    return build_task(experiment, [], Given(as_samples(x, y), some, some))
 
 
-def spent(problem: Problem, device: torch.device, shared: object, piece: object) -> float:
+def spent(task: Task, device: torch.device, shared: object, piece: object) -> float:
     """CPU seconds of a worker's process."""
     return time.process_time()
 
 
-def measure(problem: Problem, kind: str, workers: int) -> dict[str, Any]:
+def measure(task: Task, kind: str, workers: int) -> dict[str, Any]:
     """One case: seconds, CPU seconds, and the records."""
-    engine: Any = choice.engine(kind, problem, torch.device("cpu"), print, workers, Place(device="cpu"))
-    sessions, lines = method.plan(problem), list[str]()
+    engine = create_engine(kind, task, torch.device("cpu"), print, workers, ClusterConfig(device="cpu"))
+    sessions, lines = method.assign_cohorts(task), list[str]()
     helpers = list(range(workers)) if kind == "ray" else []
     before = time.process_time(), sum(engine.spread(spent, [], helpers)) if helpers else 0.0
     load, began = os.getloadavg()[0], time.perf_counter()
-    engine.federate(sessions, lambda session, closed: lines.append(json.dumps(closed.record.as_dict())))
+    engine.train_cohorts(sessions, lambda session, closed: lines.append(json.dumps(closed.record.as_dict())))
     seconds = time.perf_counter() - began
     cpu = time.process_time() - before[0]
     cpu += (sum(engine.spread(spent, [], helpers)) if helpers else 0.0) - before[1]
-    if kind == "ray":
-        engine.close()
+    engine.close()
     return {
         "seconds": seconds,
         "cpu_seconds": cpu,
@@ -78,11 +78,11 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=100)
     parser.add_argument("--turns", type=int, default=3)
     words = parser.parse_args()
-    problem = problem_of(words.rounds, words.clients, words.each)
+    task = load_task(words.rounds, words.clients, words.each)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
     for _ in range(words.turns):
         for name, (kind, workers) in CASES.items():
-            row = measure(problem, kind, workers)
+            row = measure(task, kind, workers)
             found[name].append(row)
             print(name, {key: round(value, 2) for key, value in row.items() if key != "records"}, flush=True)
     first = found["plain"][0]["records"]

@@ -1,4 +1,4 @@
-"""What does a large population cost? Planning it, its memory, and a round of the same few participants.
+"""What does a large population cost? Its setup, its memory, and a round of the same few participants.
 
 python benchmarks/population.py --out results/population.json 10000 100000 1000000
 python benchmarks/population.py --each 2 --budget 6 --draw curve.png --out ten.json 10000 100000 1000000 10000000
@@ -21,36 +21,38 @@ import altair as alt
 import numpy as np
 import torch
 
-from cpfl import experiment_file, method
-from cpfl.bench import Stopwatch, lasting
+from cpfl import method
 from cpfl.data.federated import Given, as_samples
-from cpfl.engines import choice
-from cpfl.opening import describe
-from cpfl.problem import prepare
+from cpfl.diagnostics.bench import Stopwatch, lasting
+from cpfl.engines.create import create_engine
 from cpfl.runs.folder import RunFolder
+from cpfl.runs.recorder import RunRecorder
+from cpfl.runs.reload import describe
+from cpfl.settings import experiment_file
+from cpfl.task.task import build_task
 
 PARTICIPANTS = 100
 
 
-def drawn(place: Path, clients: int, each: int) -> tuple[Any, Any, Any]:
+def drawn(folder: Path, clients: int, each: int) -> tuple[Any, Any, Any]:
     """Samples, labels and owners of a population, on disk and memory-mapped."""
     rng, count = np.random.default_rng(0), clients * each
-    x = np.lib.format.open_memmap(place / "x.npy", "w+", np.uint8, (count, 1, 8, 8))
+    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.uint8, (count, 1, 8, 8))
     for at in range(0, count, 10**6):
         x[at : at + 10**6] = rng.integers(0, 256, (min(10**6, count - at), 1, 8, 8), np.uint8)
-    np.save(place / "y.npy", rng.integers(0, 10, count))
-    np.save(place / "owner.npy", np.repeat(np.arange(clients), each))
+    np.save(folder / "y.npy", rng.integers(0, 10, count))
+    np.save(folder / "owner.npy", np.repeat(np.arange(clients), each))
     del x
-    found = [np.load(place / f"{name}.npy", mmap_mode="r") for name in ("x", "y", "owner")]
+    found = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("x", "y", "owner")]
     return found[0], found[1], found[2]
 
 
-class Private:
-    """The most memory that was this process's own, not a mapped file's; looked at 50 times a second."""
+class PrivateMemory:
+    """The maximum of this process's private memory, without mapped files; sampled 50 times a second."""
 
-    def __enter__(self) -> Private:
+    def __enter__(self) -> PrivateMemory:
         self.most, self._ended = 0, threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
         return self
 
@@ -58,7 +60,7 @@ class Private:
         self._ended.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._ended.wait(0.02):
             self.most = max(self.most, own_kilobytes())
 
@@ -69,9 +71,9 @@ def own_kilobytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def measure(clients: int, rounds: int, each: int, budget: float, place: Path) -> dict[str, Any]:
+def measure(clients: int, rounds: int, each: int, budget: float, data: Path) -> dict[str, Any]:
     """One population, in a process of its own that gets no more private memory than the budget."""
-    x, y, owner = drawn(place, clients, each)
+    x, y, owner = drawn(data, clients, each)
     count = len(x)
     if budget:
         resource.setrlimit(resource.RLIMIT_DATA, (int(budget * 1e9), int(budget * 1e9)))
@@ -85,27 +87,27 @@ def measure(clients: int, rounds: int, each: int, budget: float, place: Path) ->
     before, own_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, own_kilobytes()
     began, worked = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
-        with Private() as private:
-            problem = prepare(experiment, [], given)
-            folder = RunFolder.create(Path(scratch) / "run", experiment, describe(problem, None))
-            sessions = method.plan(problem)
-        planned, worked = time.perf_counter() - began, time.process_time() - worked
-        peak, kept = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, own_kilobytes()
-        engine = choice.engine("workers", problem, torch.device("cpu"), print, workers=1)
-        watch = Stopwatch(4, rounds + 3)
-        method.federate(problem, sessions, folder, engine, watch)
+        with PrivateMemory() as private:
+            task = build_task(experiment, [], given)
+            folder = RunFolder.create(Path(scratch) / "run", experiment, describe(task, None))
+            sessions = method.assign_cohorts(task)
+        setup, worked = time.perf_counter() - began, time.process_time() - worked
+        peak, after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, own_kilobytes()
+        engine = create_engine("workers", task, torch.device("cpu"), print, workers=1)
+        stopwatch = Stopwatch(4, rounds + 3)
+        method.train_cohorts(task, sessions, engine, RunRecorder(folder, experiment, stopwatch), torch.device("cpu"))
         folder.unlock()
     return {
         "clients": clients,
         "samples": count,
-        "planned_seconds": planned,
-        "planned_cpu_seconds": worked,
-        "microseconds_per_sample": 1e6 * (watch.ended - watch.began) / watch.samples,
+        "setup_seconds": setup,
+        "setup_cpu_seconds": worked,
+        "microseconds_per_sample": 1e6 * (stopwatch.ended - stopwatch.began) / stopwatch.samples,
         "host_memory_gb": peak / 1e6,
-        "of_it_before_planning_gb": before / 1e6,
+        "host_memory_before_setup_gb": before / 1e6,
         "private_memory_gb": private.most / 1e6,
-        "private_before_planning_gb": own_before / 1e6,
-        "private_after_planning_gb": kept / 1e6,
+        "private_before_setup_gb": own_before / 1e6,
+        "private_after_setup_gb": after / 1e6,
         "budget_gb": budget,
     }
 
@@ -114,14 +116,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--each", type=int, default=20, help="samples a client")
+    parser.add_argument("--each", type=int, default=20, help="samples of each client")
     parser.add_argument("--budget", type=float, default=0, help="GB of private memory; 0: no limit")
     parser.add_argument("--draw", type=Path, help="a picture of the curve")
     parser.add_argument("clients", nargs="+", type=int)
     words = parser.parse_args()
     if words.out is None:
-        with tempfile.TemporaryDirectory() as place:
-            print(json.dumps(measure(words.clients[0], words.rounds, words.each, words.budget, Path(place))))
+        with tempfile.TemporaryDirectory() as data:
+            print(json.dumps(measure(words.clients[0], words.rounds, words.each, words.budget, Path(data))))
         return
     rows = []
     for clients in words.clients:
@@ -135,8 +137,8 @@ def main() -> None:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Seconds and memory of planning over the number of clients."""
-    pairs = (("planned_seconds", "seconds to plan"), ("private_memory_gb", "GB of private memory at most"))
+    """Seconds and memory of the setup over the number of clients."""
+    pairs = (("setup_seconds", "seconds of setup"), ("private_memory_gb", "maximum private memory, GB"))
     axis = alt.Axis(values=[row["clients"] for row in rows], format="~s", labelFlush=False)
     charts = [
         alt.Chart(alt.InlineData(values=rows), width=320, height=220)

@@ -13,22 +13,23 @@ from pathlib import Path
 
 import torch
 
-from cpfl import experiment_file, method
+from cpfl import method
 from cpfl.data.federated import Given
-from cpfl.distillation.distil import per_cent
-from cpfl.distillation.targets import Chunks, Numbers, logits_of
+from cpfl.distillation.ensemble import Chunks, Precision, logits_of
+from cpfl.distillation.results import per_cent
 from cpfl.engines.lanes import LaneEngine
 from cpfl.models import fresh
-from cpfl.problem import Problem, prepare
+from cpfl.settings import experiment_file
+from cpfl.task.task import Task, build_task
 
 
-def accuracies(problem: Problem, states: list[dict[str, torch.Tensor]], device: torch.device) -> list[float]:
+def accuracies(task: Task, states: list[dict[str, torch.Tensor]], device: torch.device) -> list[float]:
     """Each cohort's model on the test set, and the mean of their probabilities last; in float32 for both."""
-    module = fresh(problem.build, 0, "init", torch.float32).to(device)
-    x = torch.as_tensor(problem.data.test.x).to(device)
-    y = torch.as_tensor(problem.data.test.y).to(device)
-    inputs = Chunks(len(x), lambda rows: problem.data.transform(x[rows]), Numbers(device, "float32"))
-    found, mean = [], torch.zeros(len(x), problem.data.classes, device=device)
+    module = fresh(task.build, 0, "init", torch.float32).to(device)
+    x = torch.as_tensor(task.data.test.x).to(device)
+    y = torch.as_tensor(task.data.test.y).to(device)
+    inputs = Chunks(len(x), lambda rows: task.data.transform(x[rows]), Precision(device, "float32"))
+    found, mean = [], torch.zeros(len(x), task.data.classes, device=device)
     for state in states:
         module.load_state_dict(state)
         logits = logits_of(module, inputs)
@@ -53,12 +54,12 @@ def main() -> None:
             rule = {"stopping.rule": "rounds", "stopping.rounds": words.rounds, "snapshots": ""}
             settings = {**rule, "cohorts": words.cohorts, "seed": seed, "precision": precision}
             experiment = experiment_file.with_settings(experiment_file.load("cifar10", words.set), settings)
-            problem = prepare(experiment, [words.data], Given())
-            sessions, engine = method.plan(problem), LaneEngine(problem, device)
+            task = build_task(experiment, [words.data], Given())
+            sessions, engine = method.assign_cohorts(task), LaneEngine(task, device)
             began = time.perf_counter()
-            engine.federate(sessions, lambda session, closed: None)
+            engine.train_cohorts(sessions, lambda session, closed: None)
             seconds = time.perf_counter() - began
-            *teachers, ensemble = accuracies(problem, [session.model for session in sessions], device)
+            *teachers, ensemble = accuracies(task, [session.model for session in sessions], device)
             row = {
                 "seed": seed,
                 "precision": precision,

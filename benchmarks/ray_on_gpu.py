@@ -2,8 +2,8 @@
 
 The same experiment (four cohorts of `cifar10`, float32, a few rounds) on lanes and on Ray with two workers on one card;
 the same with more rounds and one worker killed with -9; the same under the rule joint; a sweep of four runs. Records
-are compared number by number. Other counts of lanes round otherwise, and rounding grows while a model trains: how far
-float32 goes astray from float64 on one engine is the yardstick (`--rounding`, on a CPU or GPU).
+are compared number by number. Other numbers of lanes round differently, and rounding grows while a model trains: the
+yardstick is how far float32 differs from float64 on one engine (`--rounding`, on a CPU or GPU).
 
     python benchmarks/ray_on_gpu.py --data DIR --out results/ray/gpu-h200.json
     python benchmarks/ray_on_gpu.py --data DIR --out rounding.json --rounding --device cpu
@@ -28,48 +28,49 @@ SETTINGS: dict[str, Any] = {
     "distillation.epochs": 2, "data.public": "tinyimagenet32", "data.public_fit": "exact", "data.public_limit": 4000,
 }  # fmt: skip
 LONGER = {"stopping.rounds": 40, "max_rounds": 40}
-JOINT = {"stopping.rule": "joint", "stopping.every": 2, "max_rounds": 6}
-PATIENCE = 120.0  # seconds until two workers are at work
+JOINT = {"stopping.rule": "joint", "stopping.rounds": None, "stopping.eval_interval": 2, "max_rounds": 6}
+TIMEOUT = 120.0  # seconds until two workers train
 
 
 class Trial:
     """Runs of one experiment, each in a process as a user starts it."""
 
-    def __init__(self, data: Path, device: str, place: Path) -> None:
-        self._data, self._device, self._place = data, device, place
+    def __init__(self, data: Path, device: str, out: Path) -> None:
+        self._data, self._device, self._out = data, device, out
 
     def words(self, command: str, engine: str, changes: dict[str, Any], name: str) -> list[str]:
         """The command line."""
         share = ["--gpu-share", "0.5"] if engine == "ray" and self._device == "cuda" else []
-        sets = [word for key, value in {**SETTINGS, **changes}.items() for word in ("--set", f"{key}={value}")]
-        where = ["--data", str(self._data), "--device", self._device, "--out", str(self._place / name)]
+        settings = {key: value for key, value in {**SETTINGS, **changes}.items() if value is not None}
+        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        where = ["--data", str(self._data), "--device", self._device, "--out", str(self._out / name)]
         return [sys.executable, "-m", "cpfl", command, "cifar10", "--engine", engine, *share, *sets, *where]
 
     def start(self, engine: str, changes: dict[str, Any], name: str) -> tuple[subprocess.Popen[bytes], Path]:
         """A run under way, and its folder."""
-        with (self._place / f"{name}.log").open("w") as log:
+        with (self._out / f"{name}.log").open("w") as log:
             process = subprocess.Popen(self.words("run", engine, changes, name), stdout=log, stderr=subprocess.STDOUT)
-        return process, self._place / name
+        return process, self._out / name
 
     def run(self, engine: str, name: str, **changes: Any) -> Path:
         """The folder of a finished run."""
         process, folder = self.start(engine, changes, name)
         if process.wait():
-            raise SystemExit((self._place / f"{name}.log").read_text())
+            raise SystemExit((self._out / f"{name}.log").read_text())
         return folder
 
     def killed(self) -> tuple[Path, list[dict[str, Any]]]:
-        """A run of Ray that loses a worker in its first rounds, and what its log says of it."""
+        """A run on Ray that loses a worker in its first rounds, and what its log says about it."""
         process, folder = self.start("ray", LONGER, "killed")
-        until, told = time.monotonic() + PATIENCE, folder / "workers.json"
+        until, file = time.monotonic() + TIMEOUT, folder / "workers.json"
         while time.monotonic() < until and process.poll() is None:
-            pids = [w["pid"] for w in json.loads(told.read_text())["workers"] if w["cohorts"]] if told.is_file() else []
+            pids = [w["pid"] for w in json.loads(file.read_text())["workers"] if w["cohorts"]] if file.is_file() else []
             if len(pids) >= 2 and len(list(records(folder))) >= 4:
                 os.kill(pids[0], signal.SIGKILL)
                 break
             time.sleep(0.2)
         if process.wait():
-            raise SystemExit((self._place / "killed.log").read_text())
+            raise SystemExit((self._out / "killed.log").read_text())
         events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
         return folder, [event for event in events if event.get("event") in ("worker died", "run again")]
 
@@ -107,8 +108,8 @@ def main() -> None:
         words.out.write_text(json.dumps(found, indent=2) + "\n")
         print(facts, flush=True)
 
-    with tempfile.TemporaryDirectory() as place:
-        trial = Trial(words.data.resolve(), words.device, Path(place))
+    with tempfile.TemporaryDirectory() as out:
+        trial = Trial(words.data.resolve(), words.device, Path(out))
         base = trial.run(plain, "plain")
         if words.rounding:
             tell(float32_against_float64=apart(base, trial.run(plain, "double", precision="float64")))

@@ -1,8 +1,8 @@
-"""What does it cost a round to be written down and shown, when cohorts close rounds as fast as a GPU lets them?
+"""What does it cost to record and show a round, when cohorts close rounds as fast as on a GPU?
 
-No training: sessions are told of made-up outcomes at a fixed pace, a keeper writes a real run folder, and a live view
-is drawn. `waits` is what the training thread waits for, per round; `work` is all CPU time of the process beyond the
-same loop with neither (that is, with the threads that write and draw); `fsyncs` is how often a disk was waited for.
+Nothing is trained: sessions get made-up results at a fixed rate, a run writer writes a real run folder, and a live view
+is drawn. `waits` is how long the training thread waits per round. `work` is all CPU time of the process, with that of
+the threads that write and draw, beyond the same loop with neither. `fsyncs` is how often the process waited for a disk.
 
     python benchmarks/records.py --out results/records.json
 """
@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from cpfl.devices import Fleet
-from cpfl.experiment import Experiment
-from cpfl.federation.session import ClientResult, Closed, Outcome, Session
+from cpfl.devices.fleet import Fleet
+from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
 from cpfl.models import State
 from cpfl.runs.folder import FOLDERS, RunFolder
-from cpfl.runs.keeper import Keeper
+from cpfl.runs.writer import RunWriter
+from cpfl.settings import Experiment
 from cpfl.terminal import RunView
 
 CLIENTS = 200
@@ -50,49 +50,49 @@ def sessions(cohorts: int, fleet: Fleet, experiment: Experiment) -> list[Session
     ]
 
 
-def close(session: Session, models: list[State]) -> Closed:
+def close(session: Session, models: list[State]) -> ClosedRound:
     """A round that was never trained."""
     work = session.open_round()
     results = [ClientResult(client, 250, 13, 1.25, 1.5 + 1e-3 * client) for client in work.participants]
-    return session.close_round(Outcome(models[work.round % len(models)], results))
+    return session.close_round(RoundResult(models[work.round % len(models)], results))
 
 
-def loop(cohorts: int, pace: float, seconds: float, keeper: Keeper | None, shown: bool) -> dict[str, float]:
-    """Rounds of all cohorts in turn, at `pace` a second, for so many seconds."""
+def loop(cohorts: int, rate: float, seconds: float, writer: RunWriter | None, shown: bool) -> dict[str, float]:
+    """Rounds of all cohorts alternately, at `rate` a second, for so many seconds."""
     rule = {"rule": "rounds", "rounds": 10**6}
     experiment = Experiment(clients=CLIENTS, cohorts=cohorts, max_rounds=10**6, stopping=rule)
     fleet = Fleet(torch.ones(CLIENTS).numpy(), torch.ones(CLIENTS).numpy())
-    going, models = sessions(cohorts, fleet, experiment), [model(n) for n in range(4)]
+    running, models = sessions(cohorts, fleet, experiment), [model(n) for n in range(4)]
     screen = Console(file=io.StringIO(), force_terminal=shown, width=160, height=50)
     view = RunView(screen, experiment, 1)
     waited, slowest, count = 0.0, 0.0, 0
     began, cpu = time.perf_counter(), time.process_time()
     with view:
-        view.on_start(going)
+        view.on_start(running)
         while (now := time.perf_counter()) - began < seconds:
-            if count > pace * (now - began):  # ahead of the pace: as if a device trained
+            if count > rate * (now - began):  # ahead of the rate: as if a device trained
                 time.sleep(0.001)
                 continue
-            session = going[count % cohorts]
+            session = running[count % cohorts]
             closed = close(session, models)
             count += 1
-            at = time.perf_counter()
-            if keeper is not None:
-                keeper.keep(session, closed)
+            start = time.perf_counter()
+            if writer is not None:
+                writer.write(session, closed)
             if shown:
                 view.on_round(session, closed)
-            took = time.perf_counter() - at
+            took = time.perf_counter() - start
             waited, slowest = waited + took, max(slowest, took)
-        if keeper is not None:
-            keeper.close()
+        if writer is not None:
+            writer.close()
     wall = time.perf_counter() - began
     return {"rounds": count, "waited": waited, "slowest": slowest, "cpu": time.process_time() - cpu, "wall": wall}
 
 
-def measure(cohorts: int, pace: float, seconds: float, place: Path, kept: bool, shown: bool) -> dict[str, Any]:
-    """The loop with a keeper or a view against the loop with neither."""
-    bare = loop(cohorts, pace, min(seconds, 5.0), None, False)
-    path = place / str(cohorts)
+def measure(cohorts: int, rate: float, seconds: float, folder: Path, written: bool, shown: bool) -> dict[str, Any]:
+    """The loop with a writer or a view against the loop with neither."""
+    bare = loop(cohorts, rate, min(seconds, 5.0), None, False)
+    path = folder / str(cohorts)
     for name in FOLDERS:
         (path / name).mkdir(parents=True)
     fsyncs, original = [0], os.fsync
@@ -103,12 +103,12 @@ def measure(cohorts: int, pace: float, seconds: float, place: Path, kept: bool, 
 
     os.fsync = counted
     try:
-        full = loop(cohorts, pace, seconds, Keeper(RunFolder(path), CHECKPOINT_SECONDS) if kept else None, shown)
+        full = loop(cohorts, rate, seconds, RunWriter(RunFolder(path), CHECKPOINT_SECONDS) if written else None, shown)
     finally:
         os.fsync = original
     return {
         "cohorts": cohorts,
-        "what": " and ".join(["kept"] * kept + ["shown"] * shown),
+        "what": " and ".join(["written"] * written + ["shown"] * shown),
         "rounds_per_second": full["rounds"] / full["wall"],
         "waits_us": 1e6 * (full["waited"] / full["rounds"] - bare["waited"] / bare["rounds"]),
         "work_us": 1e6 * (full["cpu"] / full["rounds"] - bare["cpu"] / bare["rounds"]),
@@ -120,25 +120,25 @@ def measure(cohorts: int, pace: float, seconds: float, place: Path, kept: bool, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--pace", type=float, default=2000, help="rounds a second, all cohorts together")
+    parser.add_argument("--rate", type=float, default=2000, help="rounds a second, all cohorts together")
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--place", type=Path, help="a folder on the disk to measure; else the temporary one")
+    parser.add_argument("--folder", type=Path, help="a folder on the disk to measure; default: the temporary one")
     parser.add_argument("cohorts", nargs="*", type=int, default=[4, 200])
     words = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    for cohorts, (kept, shown) in itertools.product(words.cohorts, ((True, False), (False, True))):
-        with tempfile.TemporaryDirectory(dir=words.place) as place:
-            row = measure(cohorts, words.pace, words.seconds, Path(place), kept, shown)
+    for cohorts, (written, shown) in itertools.product(words.cohorts, ((True, False), (False, True))):
+        with tempfile.TemporaryDirectory(dir=words.folder) as folder:
+            row = measure(cohorts, words.rate, words.seconds, Path(folder), written, shown)
         rows.append(row)
         print(
-            f"n = {cohorts:3}   {row['what']:6} {row['rounds_per_second']:6,.0f} rounds/s   "
+            f"n = {cohorts:3}   {row['what']:7} {row['rounds_per_second']:6,.0f} rounds/s   "
             f"waits {row['waits_us']:6.1f} µs   "
             f"work {row['work_us']:7.1f} µs   slowest {row['slowest_ms']:7.1f} ms   "
             f"{row['fsyncs_per_second']:6.1f} fsyncs/s",
             flush=True,
         )
-    about = {"machine": platform.processor() or platform.machine(), "pace": words.pace, "seconds": words.seconds}
+    about = {"machine": platform.processor() or platform.machine(), "rate": words.rate, "seconds": words.seconds}
     words.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import cpfl
-from cpfl import experiment_file
+from cpfl.settings import experiment_file
 
 NUMBERS = (1, 2, 4, 8, 16)
 CASES = {"20 seeds": (range(20), (0.5,)), "4 seeds, 5 α": (range(4), (0.1, 0.3, 0.5, 1.0, 3.0))}
@@ -30,18 +30,18 @@ def main() -> None:
     parser.add_argument("--max-rounds", type=int, default=600, help="of the runs that are copied")
     given = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as scratch:
         originals = [
             cpfl.run(
                 "digits",
-                out=Path(place) / f"n{n}",
+                out=Path(scratch) / f"n{n}",
                 settings={"cohorts": n, "max_rounds": given.max_rounds, "distillation.epochs": 2},
                 engine="lanes",
             ).path
             for n in NUMBERS
         ]
         for case, (seeds, alphas) in CASES.items():
-            folder = Path(place) / "runs" / case
+            folder = Path(scratch) / "runs" / case
             for original in originals:
                 for seed in seeds:
                     for alpha in alphas:
@@ -56,7 +56,7 @@ def main() -> None:
 def copy(original: Path, target: Path, seed: int, alpha: float) -> None:
     """The same run under another seed and α, its outcome shifted a little so that there is a spread."""
     shutil.copytree(original, target, ignore=shutil.ignore_patterns("models", "checkpoints", "snapshots"))
-    experiment = experiment_file.load(target / "experiment.toml")
+    experiment = experiment_file.read_stored(target / "experiment.toml")
     changed = experiment_file.with_settings(experiment, {"seed": seed, "data.alpha": alpha})
     (target / "experiment.toml").write_text(experiment_file.to_toml(changed))
     summary = json.loads((target / "summary.json").read_text())

@@ -1,8 +1,9 @@
-"""Does the commands of a file, several at a time, such as all that a GPU is wanted for.
+"""Runs the commands of a file, several at a time, such as all that need a GPU.
 
-A line is a command for the shell, in the file's order; `name: command` gives it a name, `name alone: command` has it
-wait until nothing else runs, and nothing else begins meanwhile. `NAME=value` sets a variable for the lines after it.
-Lines may be added while it works. What has succeeded is not done again; what is said goes to OUT/NAME.log.
+`name: command` is a command for the shell, started in the file's order. `name alone: command` waits until nothing else
+runs, and nothing else starts meanwhile. `NAME=value` sets a variable for the lines after it. Lines may be added while
+it works. Commands that have succeeded are not run again. Their output goes to OUT/NAME.log, exit codes and seconds to
+OUT/results.json.
 
     python benchmarks/several.py --slots 4 --seconds 1500 --out OUT benchmarks/card.txt
 """
@@ -53,41 +54,43 @@ def read(text: str) -> list[Job]:
 
 
 class Several:
-    """Jobs that run, and what came of those that have ended."""
+    """Jobs that run, and the results of those that have ended."""
 
     def __init__(self, file: Path, out: Path, slots: int) -> None:
         self._file, self._out, self._slots = file, out, slots
-        self._told = out / "told.json"
-        self.told: dict[str, Any] = json.loads(self._told.read_text()) if self._told.exists() else {}
+        self._results_file = out / "results.json"
+        self.results: dict[str, Any] = {}
+        if self._results_file.exists():
+            self.results = json.loads(self._results_file.read_text())
         self._running: dict[str, tuple[Job, subprocess.Popen[bytes], float]] = {}
         self._tried: set[str] = set()
 
     def step(self) -> bool:
-        """Look after what runs and begin what there is room for; whether there is anything left."""
+        """Record jobs that have ended and start others in free slots; whether any job is left."""
         for name, (job, process, began) in list(self._running.items()):
             if process.poll() is not None:
                 del self._running[name]
-                self._tell(job, process.returncode, began)
+                self._record(job, process.returncode, began)
         waiting = [job for job in read(self._file.read_text()) if self._wanted(job)]
         for job in waiting:
             lonely = any(other.alone for other, _, _ in self._running.values())
             if lonely or len(self._running) >= (1 if job.alone else self._slots):
                 break  # in order: one that must be alone is not overtaken
-            self._begin(job)
+            self._start(job)
         return bool(self._running or waiting)
 
     def stop(self) -> None:
-        """End what runs, with what it has started."""
+        """End running jobs with the processes that they have started."""
         for job, process, began in self._running.values():
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
-            self._tell(job, process.returncode, began)
+            self._record(job, process.returncode, began)
 
     def _wanted(self, job: Job) -> bool:
-        done = self.told.get(job.name, {}).get("code") == 0
+        done = self.results.get(job.name, {}).get("code") == 0
         return not done and job.name not in self._running and job.name not in self._tried
 
-    def _begin(self, job: Job) -> None:
+    def _start(self, job: Job) -> None:
         self._tried.add(job.name)
         environment = {**os.environ, "OUT": str(self._out)}
         settings = "\n".join(f'{name}="{value}"' for name, value in job.environment.items())
@@ -97,19 +100,19 @@ class Several:
                 env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self._running[job.name] = (job, process, time.time())
-        print(f"{job.name} begins", flush=True)
+        print(f"{job.name} starts", flush=True)
 
-    def _tell(self, job: Job, code: int, began: float) -> None:
+    def _record(self, job: Job, code: int, began: float) -> None:
         seconds = round(time.time() - began, 1)
-        self.told[job.name] = {"command": job.command, "code": code, "seconds": seconds}
-        self._told.write_text(json.dumps(self.told, indent=1) + "\n")
+        self.results[job.name] = {"command": job.command, "code": code, "seconds": seconds}
+        self._results_file.write_text(json.dumps(self.results, indent=1) + "\n")
         print(f"{job.name} ended with {code} after {seconds} s", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--slots", type=int, default=1, help="how many at a time")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="what still runs then is ended")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="jobs that still run then are ended")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("file", type=Path)
     words = parser.parse_args()

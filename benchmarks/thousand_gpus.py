@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from cpfl import experiment_file
 from cpfl.data.federated import Given, as_samples
-from cpfl.engines.ray import letters
-from cpfl.federation.session import ClientResult, Outcome
-from cpfl.problem import prepare
+from cpfl.engines.ray import messages
+from cpfl.federation.session import ClientResult, RoundResult
 from cpfl.runs.folder import RunFolder
-from cpfl.runs.keeper import Keeper
+from cpfl.runs.writer import RunWriter
+from cpfl.settings import experiment_file
+from cpfl.task.task import build_task
 
 SAMPLES = 720_000.0  # a second on one GPU with all lanes full, bf16
 LANES = 40  # clients at once that fill them; with fewer, a step is taken to last as long
-JUDGE = 0.00025  # seconds of a GPU for the judgement of one round
-MODEL = 346_000.0  # bytes of the cifar10 model in a letter
+EVALUATION = 0.00025  # seconds of a GPU for the evaluation of one round
+MODEL = 346_000.0  # bytes of the cifar10 model in a message
 WIRE = 25e9 / 8  # bytes a second into the driver's machine
 START = 44.0  # seconds from the command to the first round, with empty compile caches
 LABEL = 2e6  # samples a second that one GPU puts through one teacher: three times the training rate, no backward pass
@@ -41,7 +41,7 @@ CASES = {
 
 
 def round_cost(participants: int, rounds: int = 200) -> float:
-    """Seconds of the driver for one closed round: letter read, session closed, record handed to the keeper."""
+    """Seconds of the driver for one closed round: message read, session closed, record handed to the writer."""
     rng = np.random.default_rng(0)
     count = max(400, participants)
     x, y = rng.integers(0, 256, (count, 3, 32, 32), np.uint8), rng.integers(0, 10, count)
@@ -51,16 +51,16 @@ def round_cost(participants: int, rounds: int = 200) -> float:
         "max_rounds": rounds + 1, "stopping.rule": "rounds", "stopping.rounds": rounds + 1,
     }  # fmt: skip
     experiment = experiment_file.with_settings(experiment_file.load("cifar10"), settings)
-    problem = prepare(experiment, [], Given(some, some, some))
-    session = problem.session(0)
+    task = build_task(experiment, [], Given(some, some, some))
+    session = task.session(0)
     results = [ClientResult(client, 225, 12, 2.3, 2.3) for client in range(participants)]
-    letter = pickle.dumps(letters.done(0, 1, Outcome(dict(problem.start), results)), protocol=5)
-    with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder.create(Path(place) / "run", experiment, {})
+    message = pickle.dumps(messages.RoundDone.from_result(0, 1, RoundResult(dict(task.start), results)), protocol=5)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = RunFolder.create(Path(scratch) / "run", experiment, {})
         began = time.process_time()
-        with Keeper(folder, 30.0) as keeper:
+        with RunWriter(folder, 30.0) as writer:
             for _ in range(rounds):
-                keeper.keep(session, session.close_round(letters.outcome(pickle.loads(letter))))
+                writer.write(session, session.close_round(pickle.loads(message).result()))
         spent = time.process_time() - began
         folder.unlock()
     return spent / rounds
@@ -72,7 +72,7 @@ def estimate(case: tuple[Any, ...], n: int, gpus: int, cost: tuple[float, float]
     used = min(gpus, n)
     share = -(-n // used)  # cohorts of the fullest worker
     full = min(1.0, share * clients / n / LANES)
-    training = share / n * clients * each * rounds / (SAMPLES * full) + share * rounds * JUDGE
+    training = share / n * clients * each * rounds / (SAMPLES * full) + share * rounds * EVALUATION
     driver = n * rounds * max(cost[0] + cost[1] * clients / n, MODEL / WIRE)
     labelling = n * public / (LABEL * used)
     total = START + max(training, driver) + labelling + STUDENT

@@ -1,8 +1,8 @@
-"""The paper's figures from the runs that were kept, by the rule of the authors' scripts; diamonds are its own values.
+"""The paper's figures from the runs in runs.json, stopped as the authors' scripts do; diamonds are the paper's values.
 
-Accuracy, hours, CPU hours and traffic against n; for each α when the cohorts had stopped, and what a cohort holds
-against how long it trained. A cohort's hours are its rounds times what a round takes, which its slowest client sets,
-since all take part: that is read off the plan, so the data are asked for.
+Accuracy, hours, CPU hours and traffic against n; for each α the finish times of the cohorts, and the samples of a
+cohort against its training time. A cohort's hours are its rounds times the round time of its slowest client, since all
+clients take part. The round time is computed from the cohorts, which needs the data.
 
     python benchmarks/paper/figures.py --data DATA --runs results/paper/runs.json --out results/paper
 """
@@ -14,20 +14,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import kept
+import tables
 
-from cpfl import experiment_file
 from cpfl.data.federated import Given
-from cpfl.plan_view import look
 from cpfl.presets.published import published
-from cpfl.problem import prepare
-from cpfl.report import cohort_figures, figures
+from cpfl.report import cohort_figures, figures, style
 from cpfl.report.content import AGAINST
 from cpfl.report.tables import by_cohorts
+from cpfl.settings import experiment_file
+from cpfl.task.overview import look
+from cpfl.task.task import build_task
 
 Rows = list[dict[str, Any]]
 BESIDE = "; public set: Tiny-ImageNet here, STL-10 in the paper (diamonds)"
-LARGEST = 32  # the paper draws what cohorts hold up to here
+LARGEST = 32  # the paper draws the samples of cohorts up to this n
 QUORUM = 75  # per cent: "within less than 5 hours" at n = 200, it says
 
 
@@ -43,22 +43,24 @@ def against_n(runs: Rows, out: Path) -> None:
         drawn = any(printed in row for rows in paper.values() for row in rows for _, printed in measure.keys.values())
         title = measure.title + BESIDE * drawn
         spec = figures.against_n(by_alpha, paper, measure.keys, title, measure.axis)
-        print(figures.save(spec, out / f"{measure.name}-against-n.png"))
+        print(style.save(spec, out / f"{measure.name}-against-n.png"))
 
 
 def cohorts_of(run: dict[str, Any], data: Path) -> Rows:
     """Samples and hours of every cohort of a run."""
-    told = {"cohorts": run["n"], "seed": run["seed"], "data.alpha": run["alpha"], "data.public": run["public"]}
+    settings = {"cohorts": run["n"], "seed": run["seed"], "data.alpha": run["alpha"], "data.public": run["public"]}
     fit = ["data.public_fit=exact"]  # the stand-in has the training images' shape
-    experiment = experiment_file.load("cifar10", [*(f"{key}={value}" for key, value in told.items()), *fit])
-    plan = look(prepare(experiment, [data], Given())).by_cohort
+    experiment = experiment_file.load("cifar10", [*(f"{key}={value}" for key, value in settings.items()), *fit])
+    by_cohort = look(build_task(experiment, [data], Given())).by_cohort
     found = [
         {"n": run["n"], "seed": run["seed"], "samples": row.samples, "hours": rounds * row.hours_per_round}
-        for row, rounds in zip(plan, run["rounds of cohorts"], strict=True)
+        for row, rounds in zip(by_cohort, run["rounds of cohorts"], strict=True)
     ]
     last = max(row["hours"] for row in found)
     if abs(last - run["hours"]) > 0.01 * run["hours"]:
-        raise SystemExit(f"{run['folder']} ended after {run['hours']:.1f} h, its plan says {last:.1f} h")
+        raise SystemExit(
+            f"{run['folder']} ended after {run['hours']:.1f} h, the rounds of its cohorts take {last:.1f} h"
+        )
     return found
 
 
@@ -73,18 +75,18 @@ def stopped(cohorts: Rows) -> Rows:
 
 
 def of_cohorts(alpha: float, cohorts: Rows, out: Path) -> None:
-    """When they had stopped, and what they hold."""
-    numbers = sorted({one["n"] for one in cohorts})
+    """Their finish times, and their samples against their hours."""
+    numbers = tuple(sorted({one["n"] for one in cohorts}))
     rows = stopped(cohorts)
     most = {row["n"]: row["hours"] for row in reversed(rows) if row["share"] >= QUORUM}
-    said = ", ".join(f"n = {n} after {most[n]:.1f} h" for n in numbers)
-    print(f"α = {alpha:g}: {QUORUM} % of the cohorts had stopped at {said}")
+    finished = ", ".join(f"n = {n} after {most[n]:.1f} h" for n in numbers)
+    print(f"α = {alpha:g}: {QUORUM} % of the cohorts had stopped at {finished}")
     spec = cohort_figures.finish_times(rows, numbers, f"Finish times of the cohorts, α = {alpha:g}")
-    print(figures.save(spec, out / f"finish-times-{alpha:g}.png"))
+    print(style.save(spec, out / f"finish-times-{alpha:g}.png"))
     few = [one for one in cohorts if 1 < one["n"] <= LARGEST]
     title = f"Samples in a cohort against its hours, α = {alpha:g}"
-    spec = cohort_figures.sizes(few, sorted({one["n"] for one in few}), title)
-    print(figures.save(spec, out / f"samples-{alpha:g}.png"))
+    spec = cohort_figures.sizes(few, tuple(sorted({one["n"] for one in few})), title)
+    print(style.save(spec, out / f"samples-{alpha:g}.png"))
 
 
 def main() -> None:
@@ -94,7 +96,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     words = parser.parse_args()
     found = [run for run in json.loads(words.runs.read_text()) if run["experiment"] == "cifar10"]
-    runs = kept.once(run for run in found if run["augmented validation"])
+    runs = tables.once(run for run in found if run["augmented validation"])
     against_n(runs, words.out)
     for alpha in sorted({run["alpha"] for run in runs}):
         each = (cohorts_of(run, words.data) for run in runs if run["alpha"] == alpha)

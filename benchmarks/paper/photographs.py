@@ -1,9 +1,9 @@
 """A public set of STL-10's shape: square windows of larger photographs, 96×96 pixels each.
 
 Pictures are taken out of files of any kind that hold WebP as it is, such as Qt's resource files. Those with an alpha
-channel (clippings, drawings) and small ones are left out. A window is as large as the picture allows or smaller, down
-to 96 pixels, its side's logarithm and its place drawn evenly. `data.public_fit` then says what becomes of 96 pixels:
-`crop` takes 32 of them, as the authors do with STL-10, `resize` shrinks them all.
+channel (clippings, drawings) and small ones are skipped. The logarithm of a window's side is drawn evenly,
+from 96 pixels to the side of the picture, and so is its position. `data.public_fit=crop` then takes 32 of the 96
+pixels, as the authors do with STL-10, `resize` shrinks them all.
 
     python benchmarks/paper/photographs.py --count 20000 --data DATA FILE...
 """

@@ -1,8 +1,9 @@
-"""The README's picture: accuracy against CPU hours and against hours, as published and as measured here.
+r"""The README's picture: accuracy against CPU hours and against hours, as published and as measured here.
 
-And what all cohorts were worth together while they trained, by the preset's rule.
+And the accuracy of the ensemble of all cohort models while they trained, by the preset's rule.
 
-    python benchmarks/paper/picture.py --runs results/paper/runs.json --out docs/redrawn.png --judged docs/judged.png
+    python benchmarks/paper/picture.py --runs results/paper/runs.json --out docs/trade-off-paper.png \
+        --evaluations docs/evaluations.png
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-import kept
+import tables
 
-from cpfl import experiment_file
 from cpfl.presets.published import published
 from cpfl.report import cohort_figures, style
+from cpfl.settings import experiment_file
 
 PAPER, SAME, OURS = "from the paper", "the paper's rule and recipe, here", "cifar10-cpfl, here"
 
@@ -37,12 +38,16 @@ def printed() -> list[dict[str, Any]]:
 
 
 def like(rows: list[dict[str, Any]], preset: str, augmented: bool) -> list[dict[str, Any]]:
-    """Those whose server and distillation are the preset's, with α = 0.1."""
+    """Those whose server and distillation are the preset's, with α = 0.1.
+
+    Older rows have no `server_args` where these are the defaults, as the preset's are.
+    """
     federation = experiment_file.load(preset, []).federation.model_dump(exclude_defaults=True)
-    return kept.once(
+    older = {key: value for key, value in federation.items() if key != "server_args"}
+    return tables.once(
         r for r in rows
         if r["experiment"] == preset and r["alpha"] == 0.1 and r["augmented validation"] == augmented
-        and r["federation"] == federation and not r["besides"]
+        and r["federation"] in (federation, older) and not r["changes of the recipe"]
     )  # fmt: skip
 
 
@@ -57,7 +62,7 @@ def measured(rows: list[dict[str, Any]], preset: str, augmented: bool, way: str)
 
 
 def panel(axis: str, shown: bool) -> alt.LayerChart | alt.FacetChart:
-    """One cost against accuracy. A line joins the n that were measured here; the paper prints costs of too few."""
+    """One cost against accuracy. A line connects the n that were measured here; the paper prints costs of too few."""
     scale = alt.Scale(type="log", nice=False, domain=DOMAINS[axis])
     x = alt.X(f"{axis}:Q", scale=scale, axis=alt.Axis(format=style.PLAIN, values=TICKS[axis]))
     y = alt.Y("student %:Q", scale=alt.Scale(domain=[42, 82], nice=False), title="global model, test accuracy in %")
@@ -76,39 +81,39 @@ def panel(axis: str, shown: bool) -> alt.LayerChart | alt.FacetChart:
 
 def drawn(rows: list[dict[str, Any]], axis: str) -> list[tuple[dict[str, Any], float, float]]:
     """What is drawn and where: the points, each with a dense row of those on the line to the next n."""
-    places = [(row, row[axis], row["student %"]) for row in rows]
+    points = [(row, row[axis], row["student %"]) for row in rows]
     for one, other in itertools.pairwise(row for row in rows if row["way"] != PAPER):
         if one["way"] == other["way"]:
             for share in (step / 40 for step in range(1, 40)):
                 cost = one[axis] * (other[axis] / one[axis]) ** share
-                places.append((one, cost, one["student %"] + share * (other["student %"] - one["student %"])))
-    return places
+                points.append((one, cost, one["student %"] + share * (other["student %"] - one["student %"])))
+    return points
 
 
 def crowded(row: dict[str, Any], rows: list[dict[str, Any]], axis: str) -> bool:
     """Whether anything else is where this one's label would be: to the right, the paper's above and ours below."""
     low, high = (-0.5, 1.8) if row["way"] == PAPER else (-2.3, 0.3)
-    others = [place for place in drawn(rows, axis) if place[0]["way"] != row["way"]]
+    others = [point for point in drawn(rows, axis) if point[0]["way"] != row["way"]]
     return any(1.03 < cost / row[axis] < 1.5 and low < height - row["student %"] < high for _, cost, height in others)
 
 
-def together(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the cohorts were worth together, of the lowest seed of every n."""
+def evaluations(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Evaluations of the ensemble of all cohort models, of the lowest seed of every n."""
     first = {r["n"]: r for r in sorted(rows, key=lambda r: -r["seed"])}
     points = [
-        {"n": n, "round": rounds, "cpu": cpu, "worth": worth, "stop": rounds == first[n]["rounds of cohorts"][0]}
+        {"n": n, "round": rounds, "cpu": cpu, "accuracy": accuracy, "stop": rounds == first[n]["rounds of cohorts"][0]}
         for n in sorted(first)
-        for rounds, cpu, worth in first[n]["judged: round, CPU hours, %"]
+        for rounds, cpu, accuracy in first[n]["evaluations: round, CPU hours, %"]
     ]
-    title = "cifar10-cpfl: what the cohorts are worth together"
-    return cohort_figures.judged(points, sorted(first), title, "right on validation samples, %")
+    title = "cifar10-cpfl: the ensemble of all cohort models"
+    return cohort_figures.evaluations(points, tuple(sorted(first)), title, "accuracy on validation samples, %")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--judged", type=Path, required=True)
+    parser.add_argument("--evaluations", type=Path, required=True)
     words = parser.parse_args()
     runs = json.loads(words.runs.read_text())
     rows = [*printed(), *measured(runs, "cifar10", True, SAME), *measured(runs, "cifar10-cpfl", False, OURS)]
@@ -123,7 +128,7 @@ def main() -> None:
     both = alt.hconcat(panel("CPU hours", True), panel("hours", False)).properties(title=words_above)
     spec = both.to_dict(validate=False) | {"config": style.CONFIG}
     style.save(style.filled(spec, rows=rows), words.out)
-    style.save(together(like(runs, "cifar10-cpfl", False)), words.judged)
+    style.save(evaluations(like(runs, "cifar10-cpfl", False)), words.evaluations)
 
 
 if __name__ == "__main__":

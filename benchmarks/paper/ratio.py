@@ -9,11 +9,11 @@ import argparse
 import statistics
 from pathlib import Path
 
-from cpfl import experiment_file
 from cpfl.data.federated import Given
-from cpfl.plan_view import look
-from cpfl.planning import round_cpu_seconds
-from cpfl.problem import prepare
+from cpfl.federation.accounting import round_cpu_seconds
+from cpfl.settings import experiment_file
+from cpfl.task.overview import look
+from cpfl.task.task import build_task
 
 SEEDS = range(90, 95)
 WAYS: dict[str, list[str]] = {
@@ -25,11 +25,13 @@ WAYS: dict[str, list[str]] = {
 
 def ratio(seed: int, way: list[str], data: Path) -> float:
     """At n = 1 and α = 0.1."""
-    told = ["cohorts=1", f"seed={seed}", "data.public=tinyimagenet32", "data.public_fit=exact", *way]
-    experiment = experiment_file.load("cifar10", told)
-    problem = prepare(experiment, [data], Given())
-    (cpu_seconds,) = round_cpu_seconds(experiment, problem.data, problem.fleet, problem.plan)
-    (cohort,) = look(problem).by_cohort
+    assignments = ["cohorts=1", f"seed={seed}", "data.public=tinyimagenet32", "data.public_fit=exact", *way]
+    experiment = experiment_file.load("cifar10", assignments)
+    task = build_task(experiment, [data], Given())
+    (cpu_seconds,) = round_cpu_seconds(
+        experiment.federation, task.fleet, task.data.clients.training_sizes, task.cohorts
+    )
+    (cohort,) = look(task).by_cohort
     return cpu_seconds / 3600 / cohort.hours_per_round
 
 

@@ -1,4 +1,4 @@
-"""When would another patience have stopped the cohorts? The plateau rule replayed on the records of runs that went on.
+"""When would another patience have stopped the cohorts? The plateau rule, replayed on records of longer runs.
 
 python benchmarks/paper/stops.py --patience 50,100 RUN...
 """
@@ -11,17 +11,17 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from cpfl.federation.stopping import Plateau
+from cpfl.federation.stopping.rules import Plateau
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
+from cpfl.settings import Stopping
 
 
 def stopped(lines: list[dict[str, Any]], patience: int, window: int) -> tuple[int, bool]:
     """The round with which the rule ends a cohort, and whether it did so before its records end."""
-    plateau = Plateau(window)
+    plateau = Plateau(Stopping(patience=patience, window=window))
     for line in lines:
-        plateau.judge(line["round"], line["validation"])
-        if line["round"] - plateau.best_round >= patience:
+        if plateau.update(line["round"], line["validation"], line["clock"], 0.0).stop:
             return line["round"], True
     return len(lines), False
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=20)
     parser.add_argument("runs", nargs="+", type=Path)
     words = parser.parse_args()
-    print("| n | seed | patience | rounds: least / median / most | mean | CPU hours | hours | still going at the end |")
+    print("| n | seed | patience | rounds: least / median / most | mean | CPU hours | hours | not stopped by then |")
     print("|---|---|---|---|---|---|---|---|")
     for path in words.runs:
         folder = RunFolder.open(path)

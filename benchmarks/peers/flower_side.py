@@ -14,12 +14,12 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 
-class Watched(FedAvg):
-    """Flower's FedAvg, noting every round."""
+class Recorded(FedAvg):
+    """Flower's FedAvg; records every round."""
 
-    def __init__(self, report: works.Report, judge: int) -> None:
+    def __init__(self, report: works.Report, evaluate: int) -> None:
         super().__init__(fraction_evaluate=0.0)
-        self._report, self._judge = report, judge
+        self._report, self._evaluate = report, evaluate
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -31,8 +31,8 @@ class Watched(FedAvg):
             raise RuntimeError(f"{len(failed)} of {len(arrived)} clients failed in round {server_round}: {failed[:1]}")
         trained = sum(int(reply.content["metrics"]["trained"]) for reply in arrived)
         self._report.ended(time.perf_counter(), trained)
-        if server_round == self._judge:
-            self._report.judged = arrays.to_torch_state_dict()
+        if server_round == self._evaluate:
+            self._report.evaluated = arrays.to_torch_state_dict()
         return arrays, metrics
 
 
@@ -48,7 +48,7 @@ def main() -> None:
             key: getattr(words, key) for key in ("model", "device", "precision")
         }
         start = ArrayRecord(works.build(words.model).state_dict())
-        Watched(report, words.judge).start(grid, start, words.rounds, train_config=ConfigRecord(keys))
+        Recorded(report, words.evaluate).start(grid, start, words.rounds, train_config=ConfigRecord(keys))
 
     share = 1 / words.count if words.device == "cuda" else 0.0
     run_simulation(

@@ -52,8 +52,8 @@ class Trained(nn.Module):
         return {"loss": Weighted(nn.functional.cross_entropy(self.net(x), y, reduction="sum").item(), len(x))}
 
 
-class Watch(TrainingProcessCallback):
-    """Notes every round, and the samples that all processes trained in it."""
+class Rounds(TrainingProcessCallback):
+    """Records every round, and the samples that all processes trained in it."""
 
     def __init__(self, report: works.Report, net: nn.Module) -> None:
         self._report, self._net = report, net
@@ -68,8 +68,8 @@ class Watch(TrainingProcessCallback):
         if WORDS.device == "cuda":
             torch.cuda.synchronize()
         self._report.ended(time.perf_counter(), int(counted))
-        if central_iteration + 1 == WORDS.judge:
-            self._report.judged = {name: value.detach().clone() for name, value in self._net.state_dict().items()}
+        if central_iteration + 1 == WORDS.evaluate:
+            self._report.evaluated = {name: value.detach().clone() for name, value in self._net.state_dict().items()}
         return False, Metrics()
 
 
@@ -103,7 +103,7 @@ def main() -> None:
         SimulatedBackend(training_data=data, val_data=data),
         model,
         NNTrainHyperParams(local_batch_size=works.BATCH, local_num_epochs=1, local_learning_rate=works.LR),
-        callbacks=[Watch(report, net)],
+        callbacks=[Rounds(report, net)],
         send_metrics_to_platform=False,  # it would print them
     )
     if RANK == 0:

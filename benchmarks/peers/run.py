@@ -1,6 +1,6 @@
 """How fast is the same federated work in cpfl, in pfl-research 0.6.0 and in Flower 1.41's simulation?
 
-Sides run one after the other in turn, several times, each in a virtual environment of its own; the medians count.
+Sides run alternately, several times, each in a virtual environment of its own; the medians count.
 
     python benchmarks/peers/run.py --make-venvs DIR --out results/peers.json
 """
@@ -24,10 +24,10 @@ import numpy as np
 import torch
 import works
 
-from cpfl import experiment_file
 from cpfl.data.federated import Given, as_samples
 from cpfl.data.samples import Samples
-from cpfl.problem import prepare
+from cpfl.settings import experiment_file
+from cpfl.task.task import build_task
 
 HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
@@ -86,31 +86,31 @@ class Case:
         return cls(side, int(count), precision)
 
 
-def make_venvs(place: Path) -> None:
+def make_venvs(folder: Path) -> None:
     """A virtual environment for each peer, unless it is there."""
     for side, steps in PACKAGES.items():
-        if (place / side / "ready").is_file():
+        if (folder / side / "ready").is_file():
             continue
-        subprocess.run([sys.executable, "-m", "venv", place / side], check=True)
+        subprocess.run([sys.executable, "-m", "venv", folder / side], check=True)
         for packages in steps:
-            subprocess.run([place / side / "bin" / "pip", "install", "--quiet", *packages], check=True)
-        (place / side / "ready").touch()
+            subprocess.run([folder / side / "bin" / "pip", "install", "--quiet", *packages], check=True)
+        (folder / side / "ready").touch()
 
 
-def make_arrays(work: Work, data: Path | None, place: Path) -> None:
+def make_arrays(work: Work, data: Path | None, folder: Path) -> None:
     """The arrays that every side reads: normalised inputs, labels and owners, of CIFAR-10 or of its shape."""
     public = as_samples(np.zeros((1, 3, 32, 32), np.uint8))  # plays no part
     given = Given(public=public) if data else Given(drawn(50_000, 0), drawn(10, 1), public)
     settings = {"data.public_fit": "exact", "devices.trace": "fixed", **work.settings}
     experiment = experiment_file.with_settings(experiment_file.load("cifar10"), settings)
-    held = prepare(experiment, [data] if data else [], given).data
+    held = build_task(experiment, [data] if data else [], given).data
     rows = np.concatenate([client.training for client in held.clients])
     owner = np.repeat(np.arange(len(held.clients)), [len(client.training) for client in held.clients])
     assert held.train.y is not None
-    place.mkdir()
-    np.save(place / "x.npy", held.transform(torch.as_tensor(held.train.x[rows])).numpy())
-    np.save(place / "y.npy", held.train.y[rows])
-    np.save(place / "owner.npy", owner)
+    folder.mkdir()
+    np.save(folder / "x.npy", held.transform(torch.as_tensor(held.train.x[rows])).numpy())
+    np.save(folder / "y.npy", held.train.y[rows])
+    np.save(folder / "owner.npy", owner)
 
 
 def drawn(count: int, seed: int) -> Samples:
@@ -150,11 +150,11 @@ def measure(case: Case, work: Work, arrays: Path, words: argparse.Namespace) -> 
         "precision": case.precision,
         "count": case.count,
         "rounds": WARM_UP + rounds * more,
-        "judge": WARM_UP + rounds,
+        "evaluate": WARM_UP + rounds,
         "out": out,
     }
-    told = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    done = subprocess.run([*start, *told], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    line = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    done = subprocess.run([*start, *line], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if not out.is_file():
         raise RuntimeError(f"{case} ended with {done.returncode} and no report:\n{done.stdout[-3000:]}")
     report = json.loads(out.read_text())
@@ -184,17 +184,21 @@ def ratios(rows: dict[Case, list[dict[str, Any]]]) -> dict[str, float]:
 
 def doubts(rows: dict[Case, list[dict[str, Any]]]) -> list[str]:
     """Cases whose precision cannot have been in effect: their loss is another precision's to the last bit."""
-    judged = [(case, found[0]["loss"][1]) for case, found in rows.items() if found and found[0]["loss"][1] is not None]
+    evaluated = [
+        (case, found[0]["loss"][1]) for case, found in rows.items() if found and found[0]["loss"][1] is not None
+    ]
     return [
         f"{a} and {b} end with the same loss to the last bit: the same arithmetic, whatever their names say"
-        for (a, one), (b, other) in itertools.combinations(judged, 2)
+        for (a, one), (b, other) in itertools.combinations(evaluated, 2)
         if (a.side, a.count) == (b.side, b.count) and one == other
     ]
 
 
-def show(rows: dict[Case, list[dict[str, Any]]], judged: int) -> None:
+def show(rows: dict[Case, list[dict[str, Any]]], evaluated: int) -> None:
     """Print a work's table and its ratios."""
-    print(f"| side | rounds/s | samples/s (least – most) | samples a round | loss at start → after {judged} rounds |")
+    print(
+        f"| side | rounds/s | samples/s (least – most) | samples a round | loss at start → after {evaluated} rounds |"
+    )
     print("|---|---|---|---|---|")
     for case, found in rows.items():
         if not found:
@@ -202,10 +206,10 @@ def show(rows: dict[Case, list[dict[str, Any]]], judged: int) -> None:
             continue
         speeds = [row["samples_per_second"] for row in found]
         rounds, (before, after) = median(row["rounds_per_second"] for row in found), found[0]["loss"]
-        told = "–" if after is None else f"{after:.4f}"
+        last = "–" if after is None else f"{after:.4f}"
         print(
             f"| {case} | {rounds:.3g} | {median(speeds):,.0f} ({min(speeds):,.0f} – {max(speeds):,.0f}) | "
-            f"{found[0]['samples_per_round']:,} | {before:.4f} → {told} |"
+            f"{found[0]['samples_per_round']:,} | {before:.4f} → {last} |"
         )
     print("\n" + "\n".join(f"{name} = {ratio:.2f}×" for name, ratio in ratios(rows).items()) + "\n")
     print("".join(f"DOUBT: {doubt}\n" for doubt in doubts(rows)), flush=True)
@@ -250,7 +254,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     words = parse()
-    told: dict[str, Any] = {
+    results: dict[str, Any] = {
         "machine": machine(words.device),
         "command": " ".join(["python benchmarks/peers/run.py", *(Path(word).name for word in sys.argv[1:])]),
         "data": "cifar10" if words.data else "drawn, of CIFAR-10's shape",
@@ -258,25 +262,25 @@ def main() -> None:
         "failed": {},
     }
     for name in words.work:
-        work, failed = WORKS[name], told["failed"].setdefault(name, {})
+        work, failed = WORKS[name], results["failed"].setdefault(name, {})
         rows: dict[Case, list[dict[str, Any]]] = {case: [] for case in words.cases}
-        with tempfile.TemporaryDirectory() as place:
-            make_arrays(work, words.data, Path(place) / "arrays")
+        with tempfile.TemporaryDirectory() as folder:
+            make_arrays(work, words.data, Path(folder) / "arrays")
             for turn, case in itertools.product(range(words.repeat), words.cases):
                 if str(case) in failed:
                     continue
                 try:
-                    rows[case].append(measure(case, work, Path(place) / "arrays", words))
+                    rows[case].append(measure(case, work, Path(folder) / "arrays", words))
                     line = f"{rows[case][-1]['samples_per_second']:,.0f} samples/s"
-                except RuntimeError as error:  # the others go on without it
+                except RuntimeError as error:  # the others continue without it
                     failed[str(case)] = line = str(error)
                 print(f"{name} {turn + 1}/{words.repeat} {case}: {line}", file=sys.stderr, flush=True)
                 runs = {str(other): found for other, found in rows.items()}
-                told["works"][name] = {"ratios": ratios(rows), "doubts": doubts(rows), "runs": runs}
-                words.out.write_text(json.dumps(told, indent=2) + "\n")
-        print(f"{name}: {work.model}, batch {works.BATCH}, {words.repeat} runs of every side, {told['machine']}")
+                results["works"][name] = {"ratios": ratios(rows), "doubts": doubts(rows), "runs": runs}
+                words.out.write_text(json.dumps(results, indent=2) + "\n")
+        print(f"{name}: {work.model}, batch {works.BATCH}, {words.repeat} runs of every side, {results['machine']}")
         show(rows, WARM_UP + (words.rounds or work.rounds))
-    sys.exit(1 if any(told["failed"].values()) else 0)
+    sys.exit(1 if any(results["failed"].values()) else 0)
 
 
 if __name__ == "__main__":

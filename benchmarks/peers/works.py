@@ -1,4 +1,4 @@
-"""What every side does alike: model, arrays, batches, steps and the report of it. Needs torch and numpy alone."""
+"""What is the same for every side: model, arrays, batches, steps and the report. Needs only torch and numpy."""
 
 from __future__ import annotations
 
@@ -95,28 +95,28 @@ class Report:
     def __init__(self, words: argparse.Namespace) -> None:
         self._words = words
         self.events: list[tuple[float, int, int]] = []  # seconds, cohort, samples
-        self.judged: dict[str, Tensor] | None = None
+        self.evaluated: dict[str, Tensor] | None = None
 
     def ended(self, seconds: float, samples: int, cohort: int = 0) -> None:
         """A round ended."""
         self.events.append((seconds, cohort, samples))
 
     def write(self, **more: object) -> None:
-        """Judge the kept model and hand everything to run.py."""
+        """Evaluate the stored model and hand everything to run.py."""
         x, y, _ = load(self._words.arrays)
         x, y = x.to(self._words.device), y.to(self._words.device)
         model = build(self._words.model).to(self._words.device)
         before, after = loss(model, x, y), None
-        if self.judged is not None:
-            model.load_state_dict(self.judged)
+        if self.evaluated is not None:
+            model.load_state_dict(self.evaluated)
             after = loss(model, x, y)
         about = {"python": sys.version.split()[0], "torch": torch.__version__, **more}
-        told = {"events": self.events, "loss": [before, after], "about": about}
-        self._words.out.write_text(json.dumps(told))
+        report = {"events": self.events, "loss": [before, after], "about": about}
+        self._words.out.write_text(json.dumps(report))
 
 
 def arguments(text: str, count: str) -> argparse.Namespace:
-    """The words that run.py gives to a side."""
+    """The options that run.py gives to a side."""
     parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument("--arrays", type=Path, required=True, help="folder of x.npy, y.npy and owner.npy")
     parser.add_argument("--model", choices=MODELS, required=True)
@@ -124,6 +124,8 @@ def arguments(text: str, count: str) -> argparse.Namespace:
     parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), default="float32")
     parser.add_argument("--count", type=int, default=1, help=count)
     parser.add_argument("--rounds", type=int, required=True, help="all rounds, those to warm up included")
-    parser.add_argument("--judge", type=int, required=True, help="the round whose model's loss is told")
+    parser.add_argument(
+        "--evaluate", type=int, required=True, help="the round after which the model's loss is reported"
+    )
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()

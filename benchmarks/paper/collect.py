@@ -1,8 +1,8 @@
-"""What finished runs came to, in one small file: their summaries, every cohort's rounds, and what was distilled later.
+"""Collects the results of finished runs in one small file: summaries, rounds of every cohort, later distillations.
 
-Rows that the file has of other folders stay.
+Rows of other folders that are already in the file stay.
 
-python benchmarks/paper/gather.py --out results/paper/runs.json FOLDER...
+python benchmarks/paper/collect.py --out results/paper/runs.json FOLDER...
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import kept
+import tables
 
-from cpfl.experiment import Distillation
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
+from cpfl.settings import Distillation
 
 FIGURES = (
     "teacher_accuracy_mean", "teacher_accuracy_std", "ensemble_accuracy", "student_accuracy",
@@ -24,12 +24,12 @@ FIGURES = (
 
 
 def row(path: Path) -> dict[str, Any]:
-    """One run: what was set, what came of it."""
-    folder, told = RunFolder.open(path), files.read_json(path / "summary.json")
+    """The settings and the results of one run."""
+    folder, summary = RunFolder.open(path), files.read_json(path / "summary.json")
     e = folder.experiment()
     found: dict[str, Any] = {
         "experiment": e.name,
-        "folder": kept.name_of(path),
+        "folder": tables.name_of(path),
         "n": e.cohorts,
         "alpha": e.data.alpha,
         "seed": e.seed,
@@ -38,15 +38,15 @@ def row(path: Path) -> dict[str, Any]:
         "augmented validation": e.data.augment_validation,
         "public": e.data.public,
         "recipe": e.distillation.recipe,
-        "besides": _besides(e.distillation),
+        "changes of the recipe": _changes(e.distillation),
     }
-    found |= {key: round(told[key], 3) for key in FIGURES}
-    found["seconds"] = {key: round(told[f"{key}_seconds"], 1) for key in ("wall", "distill")}
-    if judged := records.read(folder.judgements()):
-        found["judged: round, CPU hours, %"] = [
-            [one["round"], round(one["cpu_hours"], 1), round(one["value"], 2)] for one in judged
+    found |= {key: round(summary[key], 3) for key in FIGURES}
+    found["seconds"] = {key: round(summary[f"{key}_seconds"], 1) for key in ("wall", "distill")}
+    if evaluated := records.read(folder.evaluations()):
+        found["evaluations: round, CPU hours, %"] = [
+            [one["round"], round(one["cpu_hours"], 1), round(one["accuracy"], 2)] for one in evaluated
         ]
-    found["rounds of cohorts"] = [cohort["rounds"] for cohort in told["by_cohort"]]
+    found["rounds of cohorts"] = [cohort["rounds"] for cohort in summary["by_cohort"]]
     found["distilled"] = {
         one.parent.name: round(files.read_json(one)["student_accuracy"], 2)
         for one in sorted(path.glob("distillations/*/summary.json"))
@@ -54,8 +54,8 @@ def row(path: Path) -> dict[str, Any]:
     return found
 
 
-def _besides(settings: Distillation) -> dict[str, Any]:
-    """What was set otherwise than the recipe has it."""
+def _changes(settings: Distillation) -> dict[str, Any]:
+    """Settings of the distillation that differ from those of its recipe."""
     plain = Distillation(recipe=settings.recipe).model_dump()
     return {key: value for key, value in settings.model_dump().items() if value != plain[key]}
 
@@ -67,7 +67,7 @@ def main() -> None:
     words = parser.parse_args()
     paths = sorted({path.parent for folder in words.folders for path in folder.glob("**/summary.json")})
     rows = [row(path) for path in paths if (path / "run.json").is_file() and (path / "rounds").is_dir()]
-    print(f"{kept.add(words.out, rows, ('folder',))} runs in {words.out}")
+    print(f"{tables.add(words.out, rows, ('folder',))} runs in {words.out}")
 
 
 if __name__ == "__main__":

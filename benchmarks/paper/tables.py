@@ -1,4 +1,4 @@
-"""Small tables of results that several commands add to: a row a line, and rows of other runs stay."""
+"""Tables of results that several commands add to: one row per line, rows of other runs stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 
 def add(out: Path, rows: Sequence[Row], key: Sequence[str]) -> int:
-    """Put these rows in the place of those with the same key, or behind them; how many there are then."""
+    """Replace rows that have the same key, append the others; the number of rows afterwards."""
     found = {_key(row, key): row for row in (json.loads(out.read_text()) if out.exists() else [])}
     found |= {_key(row, key): row for row in rows}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -21,7 +21,7 @@ def add(out: Path, rows: Sequence[Row], key: Sequence[str]) -> int:
 
 
 def once(rows: Iterable[Row]) -> list[Row]:
-    """Of runs with the same n, α and seed the last one."""
+    """The last of the runs with the same n, α and seed."""
     return list({_key(row, ("n", "alpha", "seed")): row for row in rows}.values())
 
 

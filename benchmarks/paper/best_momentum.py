@@ -1,9 +1,9 @@
-"""Which momentum at the server do the clients' validation samples prefer? Prints it.
+"""Which server momentum gives the best accuracy on the clients' validation samples? Prints it.
 
-Each folder holds runs by the rule `joint` with one momentum. Of those that every folder has, by name, the last
-judgements count: what all cohorts' models were worth together, on average over the runs.
+Each folder holds runs with the stopping rule `joint` and one momentum. Only runs that every folder has, by name, are
+compared: by the last evaluation of the ensemble of all cohort models, averaged over the runs.
 
-    python benchmarks/paper/chosen.py runs/momentum-0.8 runs/momentum-0.9
+    python benchmarks/paper/best_momentum.py runs/momentum-0.8 runs/momentum-0.9
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def main() -> None:
         parser.error("these folders have no finished run in common, by name")
     found: dict[float, float] = {}
     for named in runs.values():
-        values = {name: records.read(named[name].judgements())[-1]["value"] for name in common}
-        momentum = named[common[0]].experiment().federation.server_momentum
+        values = {name: records.read(named[name].evaluations())[-1]["accuracy"] for name in common}
+        momentum = named[common[0]].experiment().federation.server_args.get("momentum", 0.9)
         found[momentum] = statistics.fmean(values.values())
         print(momentum, {name: round(value, 2) for name, value in values.items()}, file=sys.stderr)
     print(max(found, key=lambda momentum: found[momentum]))

@@ -1,9 +1,9 @@
-"""One model by itself, as teachers and students are: which layers are fastest for it?
+"""Which layers are fastest for a single model, as teachers and students are?
 
-The lanes' kernels, cuDNN's convolutions between the lanes' other kernels, or torch's own layers, channels last; looking
-at many images, as teachers do, and learning from a batch, as the student does. On a GPU eagerly and as a graph.
+The lanes' kernels, cuDNN's convolutions with the lanes' other kernels, or torch's own layers, channels last. The
+model predicts many images, as teachers do, and trains on a batch, as the student does. On a GPU eagerly and as a graph.
 
-    python benchmarks/alone.py --out results/lanes/alone.json
+    python benchmarks/single_model.py --out results/lanes/single-model.json
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.engines.lanes.step import captured
-from cpfl.stacked import layers
+from cpfl.kernels import layers
 
 Make = Callable[[nn.Module, Tensor, str], Callable[[], None]]
 
@@ -37,7 +37,7 @@ def ways(dtype: torch.dtype) -> dict[str, nn.Module]:
     return {"own kernels": own, "cuDNN's convolutions, own norm and pool": mixed, "torch's own": plain}
 
 
-def looks(module: nn.Module, x: Tensor, precision: str) -> Callable[[], None]:
+def predicts(module: nn.Module, x: Tensor, precision: str) -> Callable[[], None]:
     """A forward pass."""
 
     def work() -> None:
@@ -47,7 +47,7 @@ def looks(module: nn.Module, x: Tensor, precision: str) -> Callable[[], None]:
     return work
 
 
-def learns(module: nn.Module, x: Tensor, precision: str) -> Callable[[], None]:
+def trains(module: nn.Module, x: Tensor, precision: str) -> Callable[[], None]:
     """A step of training."""
     optimizer = torch.optim.Adam(module.parameters(), capturable=x.device.type == "cuda")
     y = torch.arange(len(x), device=x.device) % 10
@@ -63,10 +63,10 @@ def learns(module: nn.Module, x: Tensor, precision: str) -> Callable[[], None]:
 
 
 CASES: tuple[tuple[str, int, Make], ...] = (
-    ("looks", 4096, looks),
-    ("looks", 16_384, looks),
-    ("learns", 512, learns),
-    ("learns", 256, learns),
+    ("predicts", 4096, predicts),
+    ("predicts", 16_384, predicts),
+    ("trains", 512, trains),
+    ("trains", 256, trains),
 )
 
 
@@ -110,17 +110,17 @@ def main() -> None:
                 work = make(module.to(device), x, precision)
                 for _ in range(3):
                     work()
-                row = {"way": name, "precision": precision, "does": kind, "batch": batch}
+                row = {"way": name, "precision": precision, "task": kind, "batch": batch}
                 row["samples/s, eagerly"] = round(batch / seconds(work, device, words.repeat))
                 if device.type == "cuda":
                     row["samples/s, as a graph"] = round(batch / seconds(captured(work, device), device, words.repeat))
-                    if kind == "looks":
+                    if kind == "predicts":
                         kernels[f"{precision}, {name}, {batch}"] = longest(work)
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    told = {"machine": name, "torch": torch.__version__, "rows": rows, "microseconds of a look": kernels}
-    words.out.write_text(json.dumps(told, indent=1) + "\n")
+    results = {"machine": name, "torch": torch.__version__, "rows": rows, "microseconds of a forward pass": kernels}
+    words.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How long does a plan of cohorts take to make, and what does it come to? Label skew and round length by plan.
+"""How long does an assignment of clients to cohorts take? With label skew and round time, by assignment rule.
 
-python benchmarks/plans.py --out plans.json
+python benchmarks/assignments.py --out assignments.json
 """
 
 from __future__ import annotations
@@ -8,50 +8,39 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cpfl.cohorts import labels, speeds
+from cpfl.cohorts.base import ClientView, as_cohorts
 from cpfl.cohorts.measures import skews
-from cpfl.cohorts.seats import Index, listed, seated, sizes
-from cpfl.randomness import stream
+from cpfl.settings import Assignment
+from cpfl.task.assignment import assignment_rule
 
 CLASSES, ALPHA, SEED = 10, 0.1, 90
+RULES = ("random", "speed", "label-balanced", "label-clustered", "multi-objective")
 
 
 def measure(clients: int, cohorts: int) -> list[dict[str, Any]]:
-    """Every plan over one population: label counts by Dirichlet, seconds by a log-normal."""
+    """Every rule on one population: label counts by Dirichlet, seconds by a log-normal."""
     rng = np.random.default_rng(SEED)
     share = rng.dirichlet(np.full(CLASSES, ALPHA), clients)
     counts = rng.multinomial(rng.integers(5, 60, clients), share)
     seconds = rng.lognormal(3, 1, clients)
-    order = stream(SEED, "cohorts").permutation(clients)
-
-    def swaps() -> np.random.Generator:
-        return stream(SEED, "swaps")
-
-    plans: dict[str, Callable[[], Index]] = {
-        "random": lambda: seated(order, sizes(clients, cohorts)),
-        "speed": lambda: speeds.fast_with_fast(seconds, cohorts, order),
-        "label-balanced": lambda: labels.balanced(counts, cohorts, order, swaps()),
-        "label-clustered": lambda: labels.clustered(counts, cohorts, order, swaps()),
-        "multi-objective": lambda: speeds.weighed(counts, seconds, cohorts, order, swaps(), 1, 1),
-    }
+    view = ClientView(clients, SEED, counts, seconds)
     rows = []
-    for name, make in plans.items():
+    for name in RULES:
         began, cpu = time.perf_counter(), time.process_time()
-        plan = listed(make())
+        found = as_cohorts(name, assignment_rule(Assignment(rule=name)).assign(view, cohorts), clients, cohorts)
         took, busy = time.perf_counter() - began, time.process_time() - cpu
-        held = np.array([counts[members].sum(axis=0) for members in plan], np.float64)
-        longest = np.array([seconds[members].max() for members in plan])
+        held = np.array([counts[members].sum(axis=0) for members in found], np.float64)
+        longest = np.array([seconds[members].max() for members in found])
         rows.append(
             {
                 "clients": clients,
                 "cohorts": cohorts,
-                "plan": name,
+                "rule": name,
                 "seconds": round(took, 3),
                 "cpu_seconds": round(busy, 3),
                 "skew": round(float(skews(held, counts.sum(axis=0).astype(np.float64)).mean()), 5),
@@ -68,7 +57,7 @@ def main() -> None:
     parser.add_argument("--cohorts", type=int, nargs="+", default=[4, 16, 64])
     words = parser.parse_args()
     rows = []
-    print("| clients | n | plan | seconds | CPU seconds | mean skew | mean round / slowest client's |")
+    print("| clients | n | rule | seconds | CPU seconds | mean skew | mean round / slowest client's |")
     print("|---|---|---|---|---|---|---|")
     for clients in words.clients:
         for cohorts in words.cohorts:
