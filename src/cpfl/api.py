@@ -1,7 +1,5 @@
 """The same from Python as from the command line: run, resume, distill, load_run."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence

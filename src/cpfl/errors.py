@@ -13,8 +13,6 @@ CpflError                 one clear sentence, exit code 2
     └── DamagedError      a file in it that was cut short or changed
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,7 @@ class DivergedError(CpflError):
         )
         self.cohort, self.client, self.round, self.loss = cohort, client, round, loss
 
-    def __reduce__(self) -> tuple[type[DivergedError], tuple[int, int, int, float]]:
+    def __reduce__(self) -> "tuple[type[DivergedError], tuple[int, int, int, float]]":
         """So that it survives the way back from a worker process."""
         return DivergedError, (self.cohort, self.client, self.round, self.loss)
 

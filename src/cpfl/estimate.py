@@ -1,7 +1,5 @@
 """What a run will cost: time, memory and disk, estimated before it starts."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

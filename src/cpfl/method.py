@@ -7,8 +7,6 @@ Distill   The cohort models θ_i become teachers. For a public, unlabelled sampl
           loss). With n = 1 there is nothing to distill: the cohort model is the result.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

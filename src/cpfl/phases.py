@@ -6,8 +6,6 @@ cohort stopped. A run that was killed repeats an evaluation that is missing; coh
 there follow it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

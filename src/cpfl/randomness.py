@@ -34,8 +34,6 @@ grain          set (seed 0)               the grain of digits-grainy, train (0) 
 distill        epoch                      permutation of the public images
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Sequence
 

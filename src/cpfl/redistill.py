@@ -1,7 +1,5 @@
 """Distill finished runs again from their snapshots, at earlier moments: what would stopping earlier have given?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path

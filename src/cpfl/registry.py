@@ -3,8 +3,6 @@
 Nothing is imported before it is used, so the names can be checked without torch.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import inspect

@@ -4,8 +4,6 @@ A store takes points and an end; `Tracking` is the callback that feeds one. Each
 run folder already holds. So a resumed run is tracked once and without a gap, and a run may get a tracker later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The command line: options, help texts and what is printed. What a command does is in the library."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Commands for data sets: data list, get, check, import."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

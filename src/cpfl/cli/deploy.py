@@ -1,7 +1,5 @@
 """Commands for a real fleet on Flower: new, local, node."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

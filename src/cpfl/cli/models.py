@@ -1,7 +1,5 @@
 """Commands for a finished run's global model: export, predict."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

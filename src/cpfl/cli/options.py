@@ -1,7 +1,5 @@
 """Options that several commands share, and how commands print. Imports nothing heavy: every help text needs it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

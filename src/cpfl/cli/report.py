@@ -1,7 +1,5 @@
 """The command that reports on finished runs: report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

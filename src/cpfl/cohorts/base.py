@@ -3,8 +3,6 @@
 Axes: M clients, N cohorts, S slots of a cohort, C classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Axes: M clients, N cohorts, C classes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

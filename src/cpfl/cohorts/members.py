@@ -1,7 +1,5 @@
 """A cohort's clients as an array of numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Assignment that is given: by a value that every client has, or client by client in a csv file."""
 
-from __future__ import annotations
-
 import csv
 import difflib
 from pathlib import Path

@@ -3,8 +3,6 @@
 Axes: M clients, N cohorts, S slots of a cohort, C classes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from cpfl.cohorts.base import EMPTY, ClientView, CohortAssignment, Floats, Index, by_slot, fill_slots, sizes

@@ -6,8 +6,6 @@ pairs share a cohort, so all of them swap at once. The cost is a sum over cohort
 Axes: M clients, N cohorts, S slots of a cohort, F features, P pairs, K swaps that a pair tries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

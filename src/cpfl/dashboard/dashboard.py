@@ -1,7 +1,5 @@
 """The dashboard follows every run in a folder and makes the page; its work is bounded, however often it is polled."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Follow a run while another process writes it: new lines are read once and kept as sums and curves."""
 
-from __future__ import annotations
-
 import calendar
 import json
 import os

@@ -1,7 +1,5 @@
 """The live part of the page: unfinished runs with progress and time left, their workers, latest stops and curves."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The dashboard over HTTP: two addresses to read, nothing to write, and only under this machine's names."""
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import socket

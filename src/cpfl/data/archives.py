@@ -3,8 +3,6 @@
 An archive is never unpacked: the members whose names are known are read from it, and nothing else in it is touched.
 """
 
-from __future__ import annotations
-
 import tarfile
 import zlib
 from dataclasses import dataclass

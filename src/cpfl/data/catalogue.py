@@ -3,8 +3,6 @@
 A name that is not there is a folder of the user's own; it is read by what lies in it.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from importlib import resources

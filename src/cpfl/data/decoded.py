@@ -4,8 +4,6 @@ Decoded images are kept as .npy in the user's cache folder: a set is decoded onc
 The cache must not break a run: one that is missing, damaged, read-only or on a full disk is as good as none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

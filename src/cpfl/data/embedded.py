@@ -4,8 +4,6 @@ Both look like NIST's 8×8 digits: a 32×32 black and white drawing, every 4×4 
 drawn here with Pillow's built-in font, so a first run works on a machine without data, fonts or a network.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import math

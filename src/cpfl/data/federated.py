@@ -1,7 +1,5 @@
 """The experiment's data, complete and checked: training samples with their owners, test set, public set."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Downloads of known sets: to a temporary file, checked, then renamed, so that a file with its name is always whole."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.client

@@ -1,7 +1,5 @@
 """A folder of image files becomes a set of the user's own, in the same parquet layout that every other set has."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """FEMNIST as LEAF writes it: `train/*.json` and `test/*.json`, the samples listed by writer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Images that two sets share: a public set that holds test or training images would invalidate a result."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from itertools import combinations

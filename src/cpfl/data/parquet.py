@@ -4,8 +4,6 @@ The image column holds encoded images, {bytes, path} or plain binary; the label 
 Every other scalar column (a writer's id, say) is kept beside the samples, so that a split can use it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

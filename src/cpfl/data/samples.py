@@ -1,7 +1,5 @@
 """Samples: what every source delivers and every split divides."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 
@@ -34,7 +32,7 @@ class Samples:
         """The shape of one sample."""
         return tuple(self.x.shape[1:])
 
-    def take(self, index: NDArray[np.int64]) -> Samples:
+    def take(self, index: NDArray[np.int64]) -> "Samples":
         """The samples at these positions."""
         return Samples(
             self.x[index],

@@ -1,7 +1,5 @@
 """From a name to its samples: where sets are searched, and which reader fits the files found."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Who holds which samples: the split of a training set over clients."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Axes: T samples, C channels, H height, W width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

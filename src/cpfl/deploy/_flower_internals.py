@@ -4,8 +4,6 @@ The stock SuperNode polls for work every three seconds. The patched one polls fo
 each message, because the next message is then near. Under another version of flwr the stock node runs unchanged.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Certificates and node keys for a local fleet: a certificate authority, and what it signs."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os

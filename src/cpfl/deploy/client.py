@@ -3,8 +3,6 @@
 Every message has a process of its own. So a node stores nothing but its secret of a running sum.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

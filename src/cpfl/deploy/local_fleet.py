@@ -1,7 +1,5 @@
 """A SuperLink and its nodes as processes on this machine, with TLS and node keys; all of them end together."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Trying an app on this machine: a new app from the template, and its run on a local fleet."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import re

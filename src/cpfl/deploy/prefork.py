@@ -5,8 +5,6 @@ name, first on the node's path, asks the server to fork instead: every message s
 the fork its input and output, forwards SIGTERM and SIGINT, and takes the fork with it when it is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

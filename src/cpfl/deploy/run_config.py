@@ -1,7 +1,5 @@
 """Flower's run config: the settings of a deployed run beside its experiment, and checks of that experiment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path

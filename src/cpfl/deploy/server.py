@@ -1,7 +1,5 @@
 """The half of a Flower app that runs at the server: enrol clients, sum label counts, train cohorts, distill, save."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ has stopped, this node sends the teacher, the records and the label counts from 
 learns of no client and of no client's data.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

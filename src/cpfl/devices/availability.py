@@ -3,8 +3,6 @@
 A schedule is a list of intervals in which a client is available, [begin, end) in seconds. It repeats after its period.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -121,7 +119,7 @@ class Trace(Availability):
     @classmethod
     def from_schedules(
         cls, schedules: Sequence[AvailabilitySchedule], users: Sequence[int] | NDArray[np.int64]
-    ) -> Trace:
+    ) -> "Trace":
         """Users' schedules, and which of them each client has."""
         intervals = np.array([pair for one in schedules for pair in zip(one.begins, one.ends, strict=True)], np.float64)
         starts = np.cumsum([0, *(len(one.begins) for one in schedules)], dtype=np.int64)

@@ -1,7 +1,5 @@
 """How fast every client is: device traces, a synthetic fleet, fixed speeds."""
 
-from __future__ import annotations
-
 import csv
 import math
 import pickle

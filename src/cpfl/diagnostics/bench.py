@@ -1,7 +1,5 @@
 """Throughput of this machine by engine, in samples a second: whole rounds of whole runs, records included."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator

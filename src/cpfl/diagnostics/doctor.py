@@ -1,7 +1,5 @@
 """Checks of this machine: versions, devices, disk space, data sets."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

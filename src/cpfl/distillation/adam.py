@@ -3,8 +3,6 @@
 torch.optim.Adam does the same, but loads torch's compiler before its first step: seconds, more than a small run takes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Aggregation of teachers: what of each teacher is averaged, and what the average becomes."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Axes: N cohorts, T samples, C classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager

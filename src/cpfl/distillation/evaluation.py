@@ -4,8 +4,6 @@ ensemble-accuracy  clients evaluate the ensemble that a student would learn from
 public-agreement   no client and no label: how often the ensembles of two halves of the cohorts agree on public samples
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The student's losses: how far its logits are from the targets."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """What is measured of teachers, ensemble and student: accuracies in per cent, by class and by client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

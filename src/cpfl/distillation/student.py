@@ -1,7 +1,5 @@
 """The student: a model that learns the teachers' targets on public samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

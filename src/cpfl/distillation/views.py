@@ -1,7 +1,5 @@
 """What of the public set the student sees, epoch by epoch, and the targets that belong to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +33,7 @@ class Views:
         ensemble: Ensemble,
         teachers: TeacherStates,
         settings: Distillation,
-        shards: Shards | None = None,  # the workers that compute the targets, if there are any
+        shards: "Shards | None" = None,  # the workers that compute the targets, if there are any
     ) -> None:
         self._data, self._seed, self._settings, self._shards = task.data, task.experiment.seed, settings, shards
         self._ensemble, self._teachers, self._device = ensemble, teachers, ensemble.precision.device

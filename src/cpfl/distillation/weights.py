@@ -1,7 +1,5 @@
 """Teacher weights: the p_i of the paper, how much each cohort's model counts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

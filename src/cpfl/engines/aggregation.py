@@ -3,8 +3,6 @@
 Trained parameters go through the server optimizer; buffers are averaged. Axes: P parameters.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

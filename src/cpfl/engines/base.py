@@ -1,7 +1,5 @@
 """The contract between sessions and the engine that trains them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -39,7 +37,7 @@ class Engine:
         """Release what the engine holds outside this process."""
 
     @property
-    def helpers(self) -> Engine | None:
+    def helpers(self) -> "Engine | None":
         """The engine itself if its workers can share the work of the distillation."""
         return self if self.width else None
 

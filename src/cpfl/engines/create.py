@@ -1,7 +1,5 @@
 """From the names of an engine and a device to the objects, with the checks that come before any training."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable, Sequence

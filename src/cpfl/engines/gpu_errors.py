@@ -1,7 +1,5 @@
 """Errors of a GPU: out of memory, which may pass, and failures after which the process cannot use it any more."""
 
-from __future__ import annotations
-
 import torch
 
 from cpfl.errors import first_line

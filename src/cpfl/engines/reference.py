@@ -1,7 +1,5 @@
 """The reference engine: one client at a time, in the order a reader expects. All other engines must equal it."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What rounds cost: virtual seconds, CPU seconds and bytes, measured or as the fleet's devices say."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +22,7 @@ class Waste:
     cpu_seconds: float = 0.0
     bytes: int = 0
 
-    def __add__(self, other: Waste) -> Waste:
+    def __add__(self, other: "Waste") -> "Waste":
         return Waste(self.cpu_seconds + other.cpu_seconds, self.bytes + other.bytes)
 
 

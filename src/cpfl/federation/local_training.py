@@ -1,7 +1,5 @@
 """A client's local work in one round: which batches, and how they are augmented; engines do the arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

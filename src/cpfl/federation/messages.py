@@ -1,7 +1,5 @@
 """What a session and an engine exchange: a round to be done, and its results."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from cpfl.federation.optimizers.state import AlgorithmState

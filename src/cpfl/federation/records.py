@@ -1,7 +1,5 @@
 """The record of a closed round, and the snapshots of models that are due with it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -41,7 +39,7 @@ class RoundRecord:
         """For a line of JSON."""
         return asdict(self)
 
-    def with_waste(self, waste: Waste) -> RoundRecord:
+    def with_waste(self, waste: Waste) -> "RoundRecord":
         """A copy with more waste."""
         return replace(
             self,

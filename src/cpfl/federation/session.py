@@ -4,8 +4,6 @@ The session says what to train and takes in the results; engines do the work in 
 stopping, clock and accounting are written once, for a simulation and for a real fleet.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

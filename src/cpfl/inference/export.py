@@ -1,7 +1,5 @@
 """The global model in formats for other programs: safetensors, ONNX, and a JSON file that describes its input."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """Classify images with a run's global model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

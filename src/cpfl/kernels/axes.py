@@ -1,7 +1,5 @@
 """The axis of lanes, and the type of long sums."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

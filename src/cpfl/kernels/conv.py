@@ -4,8 +4,6 @@ What a model calls is the layer of one lane; under vmap it becomes the layer of 
 N images of all lanes, C channels, H height, W width, O outputs, K taps of a side.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@
 stacked parameters, or by itself (`alone`): the kernels are faster than torch's for one model of this size too.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -4,8 +4,6 @@ What a model calls is the layer of one lane; under vmap it becomes the layer of 
 N images of all lanes, S pixels of an image, C channels, G groups.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 All return logits, one for each class, never probabilities.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

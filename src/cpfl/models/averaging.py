@@ -1,7 +1,5 @@
 """Means of model states: over models as they arrive, and over a model's own past."""
 
-from __future__ import annotations
-
 import torch
 
 from cpfl.models import State

@@ -3,8 +3,6 @@
 Axes: P trained parameters. The rows of the workers have other floats behind them, and integers in a row of their own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +29,7 @@ class Layout:
     channels_last: bool = False  # convolutions of a CPU are faster so
 
     @classmethod
-    def from_module(cls, module: nn.Module, by_name: bool = False, channels_last: bool = False) -> Layout:
+    def from_module(cls, module: nn.Module, by_name: bool = False, channels_last: bool = False) -> "Layout":
         """The layout of a model, its tensors in the module's order or by name."""
         parameters, every = models.trained(module), dict(module.named_parameters(remove_duplicate=False))
         first = {id(value): name for name, value in parameters.items()}

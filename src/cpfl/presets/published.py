@@ -3,8 +3,6 @@
 Accuracy in per cent, hours of virtual time. Where the paper gives a speed-up only, the hours are computed from it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

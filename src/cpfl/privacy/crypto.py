@@ -1,7 +1,5 @@
 """The cryptography of masked sums: key agreement, masks, sealed messages, and Shamir's secret sharing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 

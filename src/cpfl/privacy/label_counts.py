@@ -1,7 +1,5 @@
 """Label counts of whole cohorts: what a server may know of its clients' labels."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Protocol

@@ -13,8 +13,6 @@ and may lie about who dropped out: a client reveals once, and more than half of 
 It is trusted to relay the clients' own keys.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -130,7 +128,7 @@ class MaskedSumClient:
         return json.dumps(tree).encode()
 
     @classmethod
-    def load(cls, content: bytes) -> MaskedSumClient:
+    def load(cls, content: bytes) -> "MaskedSumClient":
         """What `dump` wrote."""
         tree = json.loads(content)
         roster = {int(k): (bytes.fromhex(a), bytes.fromhex(b)) for k, (a, b) in tree["roster"].items()}

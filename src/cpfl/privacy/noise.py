@@ -5,8 +5,6 @@ A sample more or less changes one count by one. Discrete Gaussian noise of devia
 no server knows all of the noise: the clients that must stay to the end add enough of it together.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Which n to take: one plain sentence for a tolerated drop in accuracy, with its reasons."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

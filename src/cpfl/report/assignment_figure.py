@@ -1,7 +1,5 @@
 """The figure of a cohort assignment: each cohort's labels beside those of all clients, and the length of its rounds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures of the cohorts: loss curves and stops, timeline, evaluations, finish times, sizes, runs side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

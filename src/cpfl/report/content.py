@@ -1,7 +1,5 @@
 """The whole report as one plain tree, which becomes a page, files, or an answer over HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Figures of what n costs and gains: the trade-off, every measure against n, and distilling earlier."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Group runs that may be compared: the same experiment with different n and seeds."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Rows for the figures, from groups of runs: thinned curves, finish times, waiting, quorums, time budgets."""
 
-from __future__ import annotations
-
 import statistics
 from bisect import bisect_right
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Read run folders for a report: settings, outcome, cohorts, later distillations; round records only when needed."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter
@@ -60,7 +58,7 @@ class CohortHistory:
         self._last: Point | None = None
         self._seen, self._stride = 0, 1
 
-    def extend(self, lines: Iterable[Mapping[str, Any]]) -> CohortHistory:
+    def extend(self, lines: Iterable[Mapping[str, Any]]) -> "CohortHistory":
         """Add the records of more rounds."""
         try:
             for line in lines:

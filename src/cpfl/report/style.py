@@ -1,7 +1,5 @@
 """The look of every figure: palette, sizes, shared parts of charts, and the formats they are written in."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache

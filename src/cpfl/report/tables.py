@@ -1,7 +1,5 @@
 """Tables over runs: means for every n, for a terminal and for the page, and the list of runs."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a session resumes from after a kill: its last two states, each whole and with a checksum."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that are either whole or absent: atomic writes, and tensors with a checksum inside."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

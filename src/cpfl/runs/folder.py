@@ -15,8 +15,6 @@ workers.json        engine ray: the workers, their cohorts and their load
 log.jsonl           starts and resumes with their machines; rounds that were run again
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import platform
@@ -64,7 +62,7 @@ class RunFolder:
         self._lock: int | None = None
 
     @classmethod
-    def create(cls, path: Path, experiment: Experiment, about: Mapping[str, Any]) -> RunFolder:
+    def create(cls, path: Path, experiment: Experiment, about: Mapping[str, Any]) -> "RunFolder":
         """A new run folder; one that already holds something is never touched."""
         cls.check_free(path)
         with files.explained(path):
@@ -92,7 +90,7 @@ class RunFolder:
             raise RunFolderError(f"cannot write {path}: a name in it is longer than {longest} bytes")
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
+    def open(cls, path: Path) -> "RunFolder":
         """An existing run folder of a schema that we can read."""
         if not (path / "run.json").is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no run.json")

@@ -1,7 +1,5 @@
 """Append-only lines of JSON that other programs can read while a run trains."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Between a run folder and its task: what run.json says of a task, and the same task again for resuming."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

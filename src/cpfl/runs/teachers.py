@@ -3,8 +3,6 @@
 The run folder is enough to answer that, so it can be answered again later without training.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ that training never waits for a disk. A kill costs nothing more: resume truncate
 anyway, and rounds are written in their order. With `checkpoint_seconds` = 0 a round is on disk when it is closed.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping, Sequence

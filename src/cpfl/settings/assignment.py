@@ -1,7 +1,5 @@
 """[assignment]: which clients train together; `cohorts` says into how many cohorts."""
 
-from __future__ import annotations
-
 from typing import Self
 
 from pydantic import Field, model_validator

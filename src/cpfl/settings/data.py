@@ -1,7 +1,5 @@
 """[data]: who holds which samples, and how samples become model inputs."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import model_validator

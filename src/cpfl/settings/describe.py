@@ -1,7 +1,5 @@
 """Every setting as a reader sees it: `cpfl settings`, the documentation's page and the JSON schema come from here."""
 
-from __future__ import annotations
-
 import json
 import typing
 from dataclasses import dataclass

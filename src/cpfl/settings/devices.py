@@ -1,7 +1,5 @@
 """[devices]: how fast every client is, and when it is available."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from cpfl.settings.types import Positive, Section, Share, when

@@ -1,7 +1,5 @@
 """[distillation]: how cohort models become one."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator

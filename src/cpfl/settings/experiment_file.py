@@ -1,7 +1,5 @@
 """Experiments as text: presets, TOML files and `key=value` words."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 import typing

@@ -1,7 +1,5 @@
 """[federation]: what happens inside a cohort's round, and which of its settings fit together."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator

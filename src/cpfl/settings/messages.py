@@ -1,7 +1,5 @@
 """What is wrong with a setting, in one sentence that names the key, the given value and what is allowed."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ValidationError
 
 from cpfl.registry import did_you_mean

@@ -1,7 +1,5 @@
 """[model]: the model that clients train."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from cpfl.settings.types import Args, OptionalCount, Section

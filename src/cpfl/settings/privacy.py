@@ -1,7 +1,5 @@
 """[privacy]: what label counts may reveal of clients."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

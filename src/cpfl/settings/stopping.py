@@ -1,7 +1,5 @@
 """[stopping]: when a cohort's training ends, and which of its models becomes the teacher."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Kinds of values that settings take, and the base class of every section."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

@@ -4,8 +4,6 @@ sweep.json holds the base experiment, the settings that were given for all runs,
 command again, or one over more values into the same folder, adds to it. `cpfl resume DIR` needs nothing else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -107,7 +105,7 @@ class SweepGrid:
         if not (folder / FILE).is_file() or files.read_json(folder / FILE) != tree:
             files.write_json(folder / FILE, tree)
 
-    def merged(self, folder: Path) -> SweepGrid:
+    def merged(self, folder: Path) -> "SweepGrid":
         """The grid with the runs that the folder already has, which must be of the same experiment."""
         before = SweepGrid.read(folder)
         if before is None:

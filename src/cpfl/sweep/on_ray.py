@@ -5,8 +5,6 @@ its cohorts. Tasks write their run folders, so all nodes must see the sweep's fo
 task again on another one, and the run resumes from its folder.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Runs of a sweep in several processes on this machine."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import multiprocessing
 import multiprocessing.connection

@@ -1,7 +1,5 @@
 """How a sweep reports what happens: the callback, and the progress of a single run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run a sweep: check all runs first, then make those that are missing. A run that fails does not end the others."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A slot is a core or a share of a GPU; a run keeps its slots until it ends. Twelv
 leave half of the slots idle half of the time. If four of the runs start first, on two slots each, none is idle.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """From an experiment's data and devices to its cohorts: build the rule, show it what it needs, check its answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

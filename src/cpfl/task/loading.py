@@ -1,7 +1,5 @@
 """From what a user names to a task: data sets found or downloaded, arrays checked, everything built once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

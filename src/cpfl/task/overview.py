@@ -1,7 +1,5 @@
 """An assignment of clients to cohorts, as shown before a run: sizes, samples, label skew, and hours a round."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ Columns of a large population are in a memory-mapped Arrow file: the kernel may 
 forked workers share them. numpy reads Arrow's buffers without a copy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import tempfile
@@ -46,7 +44,7 @@ class Population:
             **{f"cohort {cohort}": np.asarray(members) for cohort, members in enumerate(self.cohorts)},
         }
 
-    def with_columns(self, columns: Columns) -> Population:
+    def with_columns(self, columns: Columns) -> "Population":
         """The same population, from these."""
         clients = copy.copy(self.clients)
         vars(clients).update({name: columns[name] for name in vars(clients)})

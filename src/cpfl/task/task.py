@@ -1,7 +1,5 @@
 """A task: data, model, devices and cohorts of one experiment, built once and checked before anything is written."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
@@ -53,7 +51,7 @@ class Task:
     label_counts: NDArray[np.int64]  # by cohort and class, (N, C); a row of HIDDEN: not reported
     cohort_models: dict[int, CohortModel] = field(default_factory=dict)  # of cohorts that train another model
 
-    def for_cohort(self, cohort: int) -> Task:
+    def for_cohort(self, cohort: int) -> "Task":
         """The task with the model that a cohort trains."""
         own = self.cohort_models.get(cohort)
         if own is None:

@@ -1,7 +1,5 @@
 """The parts that live views share: drawing twice a second, plain lines elsewhere, bars and curves of text."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How far a run has come and how long it may still take, counted in constant time per round."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

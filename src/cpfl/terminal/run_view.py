@@ -1,7 +1,5 @@
 """One run on the screen: its cohorts with their loss curves, its progress, and the time it may still take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any

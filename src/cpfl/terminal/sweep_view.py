@@ -1,7 +1,5 @@
 """A sweep on the screen: one line for each run that ends, and a live line for all of them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

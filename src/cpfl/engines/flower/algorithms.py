@@ -4,8 +4,6 @@ A Strategy's own `start` has no room for a stopping rule. So its methods are cal
 session evaluates, stops and keeps records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Whether an answer may enter the cohort's model: an invalid one is excluded by name."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

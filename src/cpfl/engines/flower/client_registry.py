@@ -5,8 +5,6 @@ configuration names (client=3), or else the lowest free one. A node that connect
 next round on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The message of round r + 1 brings the model of round r: the node evaluates it, t
 message each way, and its evaluation comes with the next. If the session then stops, the newer models are discarded.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

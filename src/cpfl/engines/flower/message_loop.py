@@ -5,8 +5,6 @@ and one request to the SuperLink serve all of them, so cohorts run side by side 
 twentieth of the time it has waited, between 0.1 and 3 seconds; Flower's `send_and_receive` always sleeps for three.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ train   →  arrays, config with an instruction        ←  arrays, metrics, rep
 A train message and its reply are those of a Flower Strategy: one ArrayRecord, one MetricRecord with num-examples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +43,7 @@ class Instruction:
         return ConfigRecord({**config, **own, **context(experiment, classes, self.client)})
 
     @classmethod
-    def read(cls, config: ConfigRecord) -> Instruction:
+    def read(cls, config: ConfigRecord) -> "Instruction":
         """The instruction in a config."""
         return cls(*(int(config[f"cpfl.{key}"]) for key in ("cohort", "client", "train", "evaluate")))  # type: ignore[arg-type]
 

@@ -1,7 +1,5 @@
 """A cohort's label counts over the grid: the four steps of a masked sum."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

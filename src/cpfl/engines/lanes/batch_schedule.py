@@ -5,8 +5,6 @@ lanes. Every draw has its address, so a worker draws the numbers that the main p
 missing, slow or dead costs time and nothing else. Axes: S steps, B batch, T samples of the round.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -5,8 +5,6 @@ Axes: M clients, N cohorts, S slots for clients' models that are aggregated toge
 F staged clients, P parameters. Row M, N or S is for entries that stay empty.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

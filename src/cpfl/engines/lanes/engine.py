@@ -1,7 +1,5 @@
 """Continuous batching of clients: L lanes, one step for all, no barrier between cohorts."""
 
-from __future__ import annotations
-
 import gc
 import heapq
 import weakref
@@ -36,7 +34,7 @@ class LaneEngine(Engine):
     """Trains the clients of all cohorts side by side on one device."""
 
     name = "lanes"
-    living: ClassVar[weakref.WeakSet[LaneEngine]] = weakref.WeakSet()
+    living: "ClassVar[weakref.WeakSet[LaneEngine]]" = weakref.WeakSet()
     """All of this process. While there is one, the compiler must not be reset: that would unload kernels which its
     graphs launch."""
 

@@ -3,8 +3,6 @@
 Axes: V models evaluated together, B samples of each, K participants, P parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Axes: L lanes, B batch, P parameters, N cohorts, F staged clients. Row L or N is for entries that stay empty.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Everything that relies on parts of Ray that are not its public API. Checked against Ray 2.55.1."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Connecting to a Ray cluster and checking it before anything is written: one sentence for every problem."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """The user's description of a Ray cluster and its checks. Nothing here imports Ray."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The engine of a Ray cluster: its workers train cohorts and label the public set, the driver closes every round."""
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The software of a node. Ray sends this module by value to nodes that may have another cpfl, or none."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import importlib.util

@@ -3,8 +3,6 @@
 Models travel as numpy arrays. The driver's session closes every round again from the message about it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,7 +29,7 @@ class SessionState:
     numbers: dict[str, Any]
 
     @classmethod
-    def from_session(cls, session: Session) -> SessionState:
+    def from_session(cls, session: Session) -> "SessionState":
         """The state as it is now."""
         states, numbers = session.state()
         return cls(session.cohort, {kind: to_arrays(state) for kind, state in states.items()}, numbers)
@@ -50,7 +48,7 @@ class RoundDone:
     arrays: RoundResult  # with numpy arrays instead of tensors
 
     @classmethod
-    def from_result(cls, cohort: int, round: int, result: RoundResult, complete: bool = False) -> RoundDone:
+    def from_result(cls, cohort: int, round: int, result: RoundResult, complete: bool = False) -> "RoundDone":
         """`complete`: the device has finished the cohort's model and state, whatever is queued behind them. Engines
         copy the clients' states before they hand them out; those are fetched in the order of the queue."""
         return cls(cohort, round, _converted(result, copy_beside if complete else to_arrays, to_arrays))

@@ -1,7 +1,5 @@
 """The driver's view of the workers: started, polled for messages, found dead, replaced."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The result of a round does not depend on the worker that trained it. So a cohort
 a death it continues from the last round that the driver closed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ workers of a node share arrays in the object store and memory-mapped images of a
 what an experiment derives from a folder's images: limited sets, a held-out test set, resized public images.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

@@ -4,8 +4,6 @@ Results do not depend on the number of workers: a client's arithmetic is its own
 of the clients, whichever worker ends first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers, forward and backward with the operations that autograd would call, for `sequential.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +45,8 @@ class Convolution(Layer):
     so are the gradients of the input."""
 
     input_axes = IMAGE_AXES
-    _kernels: Wide | None = None
-    _turned: Wide | None = None  # kernels for the gradient of the input
+    _kernels: "Wide | None" = None
+    _turned: "Wide | None" = None  # kernels for the gradient of the input
 
     def forward(self, x: Tensor) -> Tensor:
         form, weight, bias = self.module, self.params[0], self.params[1] if len(self.params) > 1 else None
@@ -109,7 +107,7 @@ class Wide:
     each: Tensor  # by neighbour, a view; the rest is zero
 
     @classmethod
-    def from_weight(cls, weight: Tensor, count: int, last: Wide | None) -> Wide:
+    def from_weight(cls, weight: Tensor, count: int, last: "Wide | None") -> "Wide":
         """In the memory of the last ones if they fit."""
         outputs, inputs, height, width = weight.shape
         shape = count * outputs, inputs, height, width + count - 1

@@ -3,8 +3,6 @@
 Axes: K rows, P floats of a model, Q integers (counters, such as BatchNorm's), M clients, N cohorts, S slots of results.
 """
 
-from __future__ import annotations
-
 import mmap
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,12 +40,12 @@ class ModelRow:
         for name, value in self.tensors.items():
             value.copy_(state[name])
 
-    def copy_from(self, other: ModelRow) -> None:
+    def copy_from(self, other: "ModelRow") -> None:
         """Become the other model."""
         self.floats_P.copy_(other.floats_P)
         self.integers_Q.copy_(other.integers_Q)
 
-    def clone(self) -> ModelRow:
+    def clone(self) -> "ModelRow":
         """A copy in memory of its own."""
         return replace(self, floats_P=self.floats_P.clone(), integers_Q=self.integers_Q.clone())
 

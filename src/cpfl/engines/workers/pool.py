@@ -4,8 +4,6 @@ They are forked, so that the data are in memory already and only once. A worker 
 continues while the last result is read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import multiprocessing

@@ -5,8 +5,6 @@ modules cost a tenth of a small model's step; here the gradients also go straigh
 layers are left to autograd.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

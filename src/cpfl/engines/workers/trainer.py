@@ -4,8 +4,6 @@ The arithmetic of the reference engine in the order that is fastest on a CPU: ch
 one row each, bf16 where the experiment says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How clients learn and how their models become one: client and server optimizers; engines call them."""
 
-from __future__ import annotations
-
 from cpfl.errors import SettingError
 from cpfl.federation.optimizers import schedule
 from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer

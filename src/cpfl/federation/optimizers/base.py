@@ -5,8 +5,6 @@ along the last axis, which fits both. On a GPU a client's steps are recorded onc
 tensors that they are given, and branch on settings, never on numbers in tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

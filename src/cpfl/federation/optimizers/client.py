@@ -1,7 +1,5 @@
 """The built-in client optimizers: SGD and what builds on it, Adam and AdamW."""
 
-from __future__ import annotations
-
 import math
 
 import torch

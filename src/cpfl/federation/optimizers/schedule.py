@@ -1,7 +1,5 @@
 """The clients' learning rate by round: federation.lr, its schedule and warm-up."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import lru_cache

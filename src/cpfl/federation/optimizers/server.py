@@ -1,7 +1,5 @@
 """The built-in server optimizers: the mean, momentum and adaptive ones, FedNova, and those robust to bad clients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What a cohort and its clients remember from round to round beside the model: momenta, control variates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from cpfl.models import State
@@ -14,7 +12,7 @@ class AlgorithmState:
     cohort: dict[str, State] = field(default_factory=dict)
     clients: dict[int, State] = field(default_factory=dict)
 
-    def updated(self, news: AlgorithmState) -> AlgorithmState:
+    def updated(self, news: "AlgorithmState") -> "AlgorithmState":
         """A copy with what a round changed."""
         return AlgorithmState({**self.cohort, **news.cohort}, {**self.clients, **news.clients})
 
@@ -24,7 +22,7 @@ class AlgorithmState:
         return cohort | {f"client:{client}": state for client, state in self.clients.items()}
 
     @classmethod
-    def from_states(cls, states: dict[str, State]) -> AlgorithmState:
+    def from_states(cls, states: dict[str, State]) -> "AlgorithmState":
         """From a checkpoint, which holds other things too."""
         named = [(*key.partition(":")[::2], state) for key, state in states.items()]
         return cls(

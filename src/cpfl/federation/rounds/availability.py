@@ -1,7 +1,5 @@
 """When enough clients are available at the same time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 

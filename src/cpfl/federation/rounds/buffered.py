@@ -4,8 +4,6 @@ Nguyen et al.: Federated Learning with Buffered Asynchronous Aggregation, AISTAT
 A "round" is one update of the model here. Its server learning rate is 1.
 """
 
-from __future__ import annotations
-
 from cpfl.errors import CpflError, SettingError
 from cpfl.federation.accounting import Waste
 from cpfl.federation.rounds.plan import MAX_ATTEMPTS, Pending, RoundPlan, RoundPlanner

@@ -3,8 +3,6 @@
 Engines train only what counts; waste is accounted, not computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any

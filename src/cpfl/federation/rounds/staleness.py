@@ -4,8 +4,6 @@ An update is what a client's model differs by from the model it began with, and 
 Axes: K updates, P numbers of each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Synchronous rounds, and what can go wrong in them: stragglers, deadlines, absence and crashes."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import Counter

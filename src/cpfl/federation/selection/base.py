@@ -1,7 +1,5 @@
 """What a selection rule is, what it knows of clients, and the two plain rules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

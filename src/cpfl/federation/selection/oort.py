@@ -5,8 +5,6 @@ equation (1) and algorithm 1. Defaults are those of the authors' code (Symbiotic
 the paper's section 7.1; where neither says, a comment does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cached_property

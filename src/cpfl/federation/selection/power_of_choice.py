@@ -4,8 +4,6 @@ Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Lea
 π_rpow-d, which costs no extra work: a candidate's loss is the mean training loss that it last reported.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Abdelmoniem, Sahu, Canini, Fahmy: REFL: Resource-Efficient Federated Learning, E
 participant selection). Its other half, damped stale updates, is federation.straggler_policy = "stale" (staleness.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a stopping rule is."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

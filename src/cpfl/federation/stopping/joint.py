@@ -5,8 +5,6 @@ distilled. They continue while twice the work would still gain enough. Work is c
 the evaluation. "Twice" makes the rule free of scale: the same for ten CPU hours as for ten thousand.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The built-in stopping rules of single cohorts, and the limits that apply with any rule."""
 
-from __future__ import annotations
-
 from cpfl.federation.stopping.base import Decision, StoppingRule
 from cpfl.settings import Stopping
 

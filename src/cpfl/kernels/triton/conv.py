@@ -4,8 +4,6 @@ Channels lie last. A convolution is a matrix product for each lane, M × K by K 
 K = taps · channels; the M × K matrix is never stored, its elements are read where the image has them.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Triton kernels for group normalisation, channels last: a program holds one group of one image."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

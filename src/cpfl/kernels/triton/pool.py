@@ -1,7 +1,5 @@
 """Triton kernels for pooling, channels last."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

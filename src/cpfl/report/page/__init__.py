@@ -1,7 +1,5 @@
 """The page: one self-contained HTML file, rendered from the report's tree, or kept fresh from a server."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
