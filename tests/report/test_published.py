@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from cpfl.errors import SettingError
 from cpfl.presets.published import differences, published
 from cpfl.settings import experiment_file
 
@@ -111,7 +112,8 @@ def test_settings_that_differ_under_the_rule_joint_are_listed() -> None:
         "stopping.rule = joint (plateau)",
         "stopping.min_gain = 1.5 (preset femnist: 4.0)",
     ]
-    assert found("femnist", **{"stopping.min_gain": 1.5}) == [], "it has no effect with the paper's rule"
+    with pytest.raises(SettingError, match="stopping.min_gain has no effect here"):
+        found("femnist", **{"stopping.min_gain": 1.5})
 
 
 def test_an_alpha_that_the_paper_only_draws() -> None:
