@@ -56,7 +56,7 @@ def measure(task: Task, kind: str, workers: int) -> dict[str, Any]:
     helpers = list(range(workers)) if kind == "ray" else []
     before = time.process_time(), sum(engine.spread(spent, [], helpers)) if helpers else 0.0
     load, began = os.getloadavg()[0], time.perf_counter()
-    engine.train_cohorts(sessions, lambda session, closed: lines.append(json.dumps(closed.record.as_dict())))
+    engine.train_cohorts(sessions, lambda session, closed: lines.append(json.dumps(vars(closed.record))))
     seconds = time.perf_counter() - began
     cpu = time.process_time() - before[0]
     cpu += (sum(engine.spread(spent, [], helpers)) if helpers else 0.0) - before[1]

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from cpfl.federation.stopping import joint
+from cpfl.federation import joint
 
 METRICS, GAINS = ("ensemble-accuracy", "public-agreement", "confidence"), (1.0, 1.5, 2.0, 4.0)
 AGGREGATION = "probabilities, labels"

@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from cpfl.federation.stopping.rules import Plateau
+from cpfl.federation.stopping import Plateau
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
 from cpfl.settings import Stopping

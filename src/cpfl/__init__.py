@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cpfl.errors import CpflError
     from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
     from cpfl.federation.selection.base import Selection
-    from cpfl.federation.stopping.base import StoppingRule
+    from cpfl.federation.stopping import StoppingRule
     from cpfl.inference.export import export
     from cpfl.redistill import redistill
     from cpfl.report import report
@@ -45,7 +45,7 @@ _NAMES = {
     "cpfl.errors": ("CpflError",),
     "cpfl.federation.optimizers.base": ("ClientOptimizer", "ServerOptimizer"),
     "cpfl.federation.selection.base": ("Selection",),
-    "cpfl.federation.stopping.base": ("StoppingRule",),
+    "cpfl.federation.stopping": ("StoppingRule",),
     "cpfl.inference.export": ("export",),
     "cpfl.redistill": ("redistill",),
     "cpfl.report": ("report",),

@@ -15,11 +15,10 @@ import torch
 from cpfl.distillation.evaluation import EVALUATORS
 from cpfl.engines.base import Engine, OnRound
 from cpfl.errors import DamagedError
-from cpfl.federation import accounting
+from cpfl.federation import accounting, joint
+from cpfl.federation.joint import Cost, Evaluation
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.federation.stopping import joint
-from cpfl.federation.stopping.joint import Cost, Evaluation
-from cpfl.federation.stopping.rules import ROUNDING
+from cpfl.federation.stopping import ROUNDING
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
@@ -183,6 +182,6 @@ def read(folder: RunFolder) -> list[Evaluation]:
 
 def write(path: Path, evaluation: Evaluation) -> None:
     """Durably: later rounds depend on it."""
-    records.append(path, evaluation.as_dict())
+    records.append(path, vars(evaluation))
     records.sync(path)
     files.sync_folder(path.parent)

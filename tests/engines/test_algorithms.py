@@ -73,7 +73,7 @@ def federate(task: Task, engine: str, sessions: list[Session] | None = None) -> 
     sessions = sessions or assign_cohorts(task)
 
     def on_round(session: Session, closed: ClosedRound) -> None:
-        vars(session).setdefault("lines", []).append(closed.record.as_dict())
+        vars(session).setdefault("lines", []).append(vars(closed.record))
 
     made.train_cohorts(sessions, on_round)
     return sessions
@@ -121,7 +121,7 @@ def test_many_of_a_cohort_end_at_once(name: str, cohorts: int, monkeypatch: pyte
     task = build_task(experiment_file.with_settings(cpfl.Experiment(), settings), [], Given())
     plain, sessions = federate(task, "reference"), assign_cohorts(task)
     LaneEngine(task, CPU, 9).train_cohorts(
-        sessions, lambda session, closed: vars(session).setdefault("lines", []).append(closed.record.as_dict())
+        sessions, lambda session, closed: vars(session).setdefault("lines", []).append(vars(closed.record))
     )
     assert bool(calls) == (name != "krum")  # which must see every model
     for ours, theirs in zip(sessions, plain, strict=True):
@@ -190,7 +190,7 @@ def test_a_move_to_the_small_lanes_changes_nothing(name: str, monkeypatch: pytes
     engine.small_count = 2
     sessions = assign_cohorts(task)
     engine.train_cohorts(
-        sessions, lambda session, closed: vars(session).setdefault("lines", []).append(closed.record.as_dict())
+        sessions, lambda session, closed: vars(session).setdefault("lines", []).append(vars(closed.record))
     )
     assert "_small" in vars(engine)  # they were made
     for ours, theirs in zip(sessions, plain, strict=True):

@@ -19,9 +19,8 @@ from cpfl.engines.aggregation import RoundAggregator
 from cpfl.engines.lanes import LaneEngine
 from cpfl.errors import SettingError
 from cpfl.federation import optimizers
-from cpfl.federation.messages import Origin, RoundRequest
+from cpfl.federation.messages import AlgorithmState, Origin, RoundRequest
 from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
-from cpfl.federation.optimizers.state import AlgorithmState
 from cpfl.models.layout import Layout
 from cpfl.settings import Experiment, Federation
 

@@ -209,7 +209,7 @@ def test_a_move_to_few_lanes_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
         engine.small_count = few
         lines: list[dict[str, Any]] = []
         engine.train_cohorts(
-            assign_cohorts(task), lambda session, closed, lines=lines: lines.append(closed.record.as_dict())
+            assign_cohorts(task), lambda session, closed, lines=lines: lines.append(vars(closed.record))
         )
         assert ("_small" in vars(engine)) == bool(few)  # they were made
         records.append(sorted(lines, key=lambda line: (line["cohort"], line["round"])))
@@ -242,7 +242,7 @@ def test_no_memory_for_the_small_lanes(late: bool, monkeypatch: pytest.MonkeyPat
             for _ in range(2):
                 lines: list[dict[str, Any]] = []
                 engine.train_cohorts(
-                    assign_cohorts(task), lambda session, closed, lines=lines: lines.append(closed.record.as_dict())
+                    assign_cohorts(task), lambda session, closed, lines=lines: lines.append(vars(closed.record))
                 )
                 records.append(sorted(lines, key=lambda line: (line["cohort"], line["round"])))
         assert len(begun) == short

@@ -29,7 +29,7 @@ def records(made: Task, engine: LaneEngine, after: Any = lambda count: None) -> 
     lines: list[dict[str, Any]] = []
 
     def on_round(session: Session, closed: ClosedRound) -> None:
-        lines.append(closed.record.as_dict())
+        lines.append(vars(closed.record))
         after(len(lines))
 
     engine.train_cohorts(assign_cohorts(made), on_round)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from tests.engines.test_algorithms import federate
 
 from cpfl.federation import optimizers
+from cpfl.federation.messages import CLIENT_STATE_MEAN
 from cpfl.federation.optimizers import schedule
 from cpfl.federation.optimizers.base import ClientState
-from cpfl.federation.optimizers.state import CLIENT_STATE_MEAN
 from cpfl.settings import Experiment, Federation
 from cpfl.task.loading import given_arrays
 from cpfl.task.task import build_task

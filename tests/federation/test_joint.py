@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpfl.devices.fleet import Fleet
-from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
-from cpfl.federation.stopping import joint
-from cpfl.federation.stopping.joint import (
+from cpfl.federation import joint
+from cpfl.federation.joint import (
     FEWEST,
     Point,
     client_evaluation_cost,
@@ -23,6 +22,7 @@ from cpfl.federation.stopping.joint import (
     gain_per_doubling,
     server_evaluation_cost,
 )
+from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
 from cpfl.settings import Experiment, experiment_file
 
 PHASE = 7.0  # CPU hours

@@ -67,7 +67,6 @@ def test_a_round_is_accounted() -> None:
 
 def test_alone_there_is_no_traffic() -> None:
     one = session(clients=[5])
-    assert one.alone
     record = close(one, 4).record
     assert (record.seconds, record.cpu_seconds, record.bytes, record.slowest) == (12.0, 12.0, 0, 5)
 
@@ -257,7 +256,7 @@ def test_continues_from_any_round(
 
 def test_a_record_is_json() -> None:
     record = close(session(), validation=None).record
-    assert json.loads(json.dumps(record.as_dict(), allow_nan=False)) == record.as_dict()
+    assert json.loads(json.dumps(vars(record), allow_nan=False)) == vars(record)
 
 
 def test_the_average_of_late_models() -> None:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpfl.federation.stopping.base import StoppingRule
-from cpfl.federation.stopping.rules import limit_reached
+from cpfl.federation.stopping import StoppingRule, limit_reached
 from cpfl.settings import Stopping
 from cpfl.settings.choices import STOPPING_RULES
 

@@ -17,7 +17,7 @@ from tests.federation.cohorts import MODEL_BYTES, close, cohort, session
 
 from cpfl.devices.availability import AvailabilitySchedule
 from cpfl.errors import CpflError, SettingError
-from cpfl.federation.rounds.availability import first_time_together, horizon
+from cpfl.federation.rounds.synchronous import first_time_together, horizon
 from cpfl.federation.selection.base import Selection
 
 ALWAYS = AvailabilitySchedule((0.0,), (100_000.0,), 100_000.0)

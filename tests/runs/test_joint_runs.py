@@ -21,7 +21,7 @@ from cpfl import api
 from cpfl.data.federated import Given
 from cpfl.distillation.evaluation import EVALUATORS
 from cpfl.errors import DamagedError
-from cpfl.federation.stopping import joint
+from cpfl.federation import joint
 from cpfl.report import tables
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state

@@ -6,9 +6,8 @@ Trained parameters go through the server optimizer; buffers are averaged. Axes: 
 import torch
 from torch import Tensor
 
-from cpfl.federation.messages import Origin, RoundRequest
+from cpfl.federation.messages import CLIENT_STATE_MEAN, AlgorithmState, Origin, RoundRequest
 from cpfl.federation.optimizers.base import Aggregator, ClientOptimizer, ServerOptimizer, client_weight
-from cpfl.federation.optimizers.state import CLIENT_STATE_MEAN, AlgorithmState
 from cpfl.federation.rounds import staleness
 from cpfl.models import State
 from cpfl.models.averaging import RunningMean

@@ -28,51 +28,42 @@ class Waste:
 
 @dataclass(frozen=True)
 class RoundCost:
-    """How long a round lasts and what is spent in it; the waste is part of the CPU seconds and bytes."""
+    """How long a round lasts and what is spent in it; the fields of its record."""
 
     seconds: float
     slowest: int  # the client that all others waited for
-    cpu_seconds: float
+    cpu_seconds: float  # with the wasted ones
     bytes: int
-    waste: Waste = Waste()
     repeats: int = 0  # attempts that returned too few results
+    wasted_cpu_seconds: float = 0.0
+    wasted_bytes: int = 0
 
 
 def observed_cost(cohort: CohortInfo, outcome: RoundResult) -> RoundCost:
     """The cost of a round that waits for the results of all participants."""
-    results = outcome.results
-    computing = {
-        r.client: cohort.compute_seconds(r.client, r.steps) if r.compute_seconds is None else r.compute_seconds
-        for r in results
-    }
-    lasting = {
-        r.client: computing[r.client] + cohort.transfer_seconds(r.client)
-        if r.total_seconds is None
-        else r.total_seconds
-        for r in results
-    }
-    slowest = max(lasting, key=lambda client: lasting[client])
+    computing, lasting = {}, {}
+    for r in outcome.results:
+        expected = cohort.compute_seconds(r.client, r.steps)
+        computing[r.client] = own = expected if r.compute_seconds is None else r.compute_seconds
+        lasting[r.client] = own + cohort.transfer_seconds(r.client) if r.total_seconds is None else r.total_seconds
+    slowest = max(lasting, key=lasting.__getitem__)
     seconds = lasting[slowest] if outcome.seconds is None else outcome.seconds
-    sent = 2 * cohort.sent_bytes * len(results) if outcome.bytes is None else outcome.bytes
+    sent = 2 * cohort.sent_bytes * len(lasting) if outcome.bytes is None else outcome.bytes
     return RoundCost(seconds, slowest, sum(computing.values()), sent)
 
 
 def round_seconds(federation: Federation, fleet: Fleet, sizes: Sizes, model_bytes: int) -> NDArray[np.float64]:
     """What a round takes each client of a cohort of several: the model down, its local work, the model up."""
-    everyone = CohortInfo(0, range(len(sizes)), federation, fleet, model_bytes, sizes)
     size = optimizers.one_way_bytes(federation, model_bytes)
-    seconds = [
-        everyone.compute_seconds(c, everyone.steps(c)) + 2 * fleet.transfer_seconds(c, size) for c in everyone.clients
-    ]
-    return np.array(seconds)
+    everyone = CohortInfo(0, range(len(sizes)), federation, fleet, size, sizes)
+    return np.array(list(everyone.seconds.values()))
 
 
 def round_cpu_seconds(
     federation: Federation, fleet: Fleet, sizes: Sizes, cohorts: Sequence[Sequence[int]]
 ) -> list[float]:
     """What a round of each cohort will cost, on average over who takes part."""
-    everyone = CohortInfo(0, range(len(sizes)), federation, fleet, 0, sizes)
-    seconds = np.array([everyone.compute_seconds(client, everyone.steps(client)) for client in everyone.clients])
+    seconds = round_seconds(federation, fleet, sizes, model_bytes=0)
     return [
         participants_per_round(federation, len(members)) * float(seconds[np.asarray(members)].mean())
         for members in cohorts

@@ -1,9 +1,39 @@
-"""What a session and an engine exchange: a round to be done, and its results."""
+"""What goes into a session and what comes out of it: rounds to train, their results, records and snapshots."""
 
 from dataclasses import dataclass, field
 
-from cpfl.federation.optimizers.state import AlgorithmState
 from cpfl.models import State
+
+CLIENT_STATE_MEAN = "client_state_mean"  # over all clients, beside the buffers that the server optimizer names
+
+
+@dataclass(frozen=True)
+class AlgorithmState:
+    """What optimizers remember from round to round beside the model: momenta, control variates.
+
+    Parameters by name, of the cohort's buffers and of single clients; what is missing has not begun.
+    """
+
+    cohort: dict[str, State] = field(default_factory=dict)
+    clients: dict[int, State] = field(default_factory=dict)
+
+    def updated(self, news: "AlgorithmState") -> "AlgorithmState":
+        """A copy with what a round changed."""
+        return AlgorithmState({**self.cohort, **news.cohort}, {**self.clients, **news.clients})
+
+    def states(self) -> dict[str, State]:
+        """For a checkpoint."""
+        cohort = {f"cohort:{name}": state for name, state in self.cohort.items()}
+        return cohort | {f"client:{client}": state for client, state in self.clients.items()}
+
+    @classmethod
+    def from_states(cls, states: dict[str, State]) -> "AlgorithmState":
+        """From a checkpoint, which holds other things too."""
+        named = [(*key.partition(":")[::2], state) for key, state in states.items()]
+        return cls(
+            {name: state for kind, name, state in named if kind == "cohort"},
+            {int(name): state for kind, name, state in named if kind == "client"},
+        )
 
 
 @dataclass(frozen=True)
@@ -22,7 +52,7 @@ class RoundRequest:
     round: int  # counted from 1
     participants: list[int]
     model: State
-    algorithm_state: AlgorithmState = field(default_factory=AlgorithmState)  # of the optimizers, from earlier rounds
+    algorithm_state: AlgorithmState = field(default_factory=AlgorithmState)  # from earlier rounds
     cohort_size: int = 1  # all clients of the cohort, whoever takes part
     steps: dict[int, int] = field(default_factory=dict)  # of clients that do only so many of theirs, the first ones
     origins: dict[int, Origin] = field(default_factory=dict)  # of clients that began in an earlier round
@@ -58,3 +88,47 @@ class RoundResult:
     bytes: int | None = None  # measured traffic
     excluded: dict[int, str] = field(default_factory=dict)  # participants whose work is not in the model, and why
     algorithm_state: AlgorithmState = field(default_factory=AlgorithmState)  # what the round changed of it
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A closed round: one line of a cohort's records."""
+
+    cohort: int
+    round: int
+    participants: list[int]
+    loss: float  # plain mean over participants
+    validation: float | None  # plain mean over reporting participants
+    reporting: int
+    moving_average: float | None  # moving average of `validation`
+    best: bool  # its model is the best so far
+    seconds: float  # virtual length of the round
+    clock: float  # the cohort's virtual seconds after it
+    slowest: int  # the client that all others waited for
+    cpu_seconds: float
+    bytes: int
+    samples: int
+    stop: str  # why the cohort stopped with this round; empty: it did not
+    excluded: dict[int, str] = field(default_factory=dict)  # participants whose work is not in the model, and why
+    repeats: int = 0  # earlier attempts that returned too few results; their cost is in this record
+    stale: int = 0  # participants that had begun in an earlier round
+    wasted_cpu_seconds: float = 0.0  # of cpu_seconds, for work that was discarded
+    wasted_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A cohort's model as it was after `round`, at `clock` virtual seconds."""
+
+    cohort: int
+    round: int
+    clock: float
+    model: State
+
+
+@dataclass(frozen=True)
+class ClosedRound:
+    """What closing a round yields: its record, and the snapshots that are due with it."""
+
+    record: RoundRecord
+    snapshots: list[Snapshot]

@@ -15,20 +15,28 @@ from numpy.typing import NDArray
 
 from cpfl.cohorts.members import Members
 from cpfl.devices.fleet import Fleet
-from cpfl.federation import accounting, optimizers, records
-from cpfl.federation.accounting import Waste
-from cpfl.federation.messages import ClientResult, Origin, RoundRequest, RoundResult
-from cpfl.federation.optimizers.state import AlgorithmState
-from cpfl.federation.records import ClosedRound, RoundRecord, Snapshot
+from cpfl.federation import optimizers
+from cpfl.federation.accounting import Waste, observed_cost
+from cpfl.federation.messages import (
+    AlgorithmState,
+    ClientResult,
+    ClosedRound,
+    Origin,
+    RoundRecord,
+    RoundRequest,
+    RoundResult,
+    Snapshot,
+)
 from cpfl.federation.rounds.buffered import Buffered
 from cpfl.federation.rounds.plan import RoundPlan, RoundPlanner
 from cpfl.federation.rounds.synchronous import Synchronous
 from cpfl.federation.selection.base import CohortInfo
-from cpfl.federation.stopping.rules import limit_reached
+from cpfl.federation.stopping import ROUNDING, limit_reached
 from cpfl.models import State
 from cpfl.models.averaging import ema
 from cpfl.settings import Experiment
 from cpfl.settings.choices import STOPPING_RULES
+from cpfl.settings.types import interval
 
 __all__ = ["ClientResult", "ClosedRound", "Origin", "RoundRecord", "RoundRequest", "RoundResult", "Session", "Snapshot"]
 
@@ -81,7 +89,7 @@ class Session:
             algorithm_state=self.algorithm_state,
             cohort_size=len(self.clients),
             steps=plan.steps,
-            origins={client: Origin(began, planner.model(began)) for client, began in plan.stale.items()},
+            origins={client: Origin(began, planner.models[began]) for client, began in plan.stale.items()},
             aggregation=planner.aggregation,
             squared_losses=planner.squared_losses,
         )
@@ -109,7 +117,7 @@ class Session:
         loss = sum(reports) / len(reports) if reports else None
 
         plan = self._plan(number)
-        cost = plan.cost or accounting.observed_cost(self._info, outcome)
+        cost = plan.cost or observed_cost(self._info, outcome)
         clock, cpu_seconds = self.clock + cost.seconds, self.cpu_seconds + cost.cpu_seconds
         self._planner.close(plan, number, self.model, results, cost.seconds, clock)
         del self._plans[number]
@@ -136,29 +144,27 @@ class Session:
             reporting=len(reports),
             moving_average=decision.moving_average,
             best=decision.best,
-            seconds=cost.seconds,
             clock=self.clock,
-            slowest=cost.slowest,
-            cpu_seconds=cost.cpu_seconds,
-            bytes=cost.bytes,
             samples=trained,
             stop=self.stopped,
             excluded=outcome.excluded,
-            repeats=cost.repeats,
             stale=len(plan.stale),
-            wasted_cpu_seconds=cost.waste.cpu_seconds,
-            wasted_bytes=cost.waste.bytes,
+            **vars(cost),
         )
         return ClosedRound(self._with_unfinished(record), self._due(before))
 
     def _with_unfinished(self, record: RoundRecord) -> RoundRecord:
         """The record with the work that is discarded because it is unfinished when a cohort stops."""
         lost = self._planner.unfinished(self.clock) if self.stopped else Waste()
-        if lost == Waste():
-            return record
         self.cpu_seconds += lost.cpu_seconds
         self.bytes += lost.bytes
-        return record.with_waste(lost)
+        return replace(
+            record,
+            cpu_seconds=record.cpu_seconds + lost.cpu_seconds,
+            bytes=record.bytes + lost.bytes,
+            wasted_cpu_seconds=record.wasted_cpu_seconds + lost.cpu_seconds,
+            wasted_bytes=record.wasted_bytes + lost.bytes,
+        )
 
     @property
     def waiting(self) -> bool:
@@ -204,11 +210,6 @@ class Session:
         return ClosedRound(
             self._with_unfinished(replace(closed.record, stop=self.stopped)), [*closed.snapshots, *snapshots]
         )
-
-    @property
-    def alone(self) -> bool:
-        """A cohort of one client has neither traffic nor transfer time."""
-        return len(self.clients) == 1
 
     def teacher(self) -> State:
         """The model that this cohort contributes: the best by validation, else the newest or the moving average of late
@@ -274,8 +275,18 @@ class Session:
         return limit_reached(e.stopping, e.max_rounds, self.round, self.clock, self.cpu_seconds, last, budget)
 
     def _due(self, before: Snapshot) -> list[Snapshot]:
-        after = Snapshot(self.cohort, self.round, self.clock, self._shown)
-        return records.due(self._experiment.snapshots, before, after, bool(self.stopped))
+        """The snapshots since that moment: every so many rounds or hours, and the last model."""
+        if not self._experiment.snapshots:
+            return []
+        kind, size = interval(self._experiment.snapshots)
+        found = []
+        # Multiples of the interval that lie before a clock; one that is reached exactly is not passed yet.
+        passed = [math.ceil((clock - ROUNDING) / size) for clock in (before.clock, self.clock)]
+        if kind == "seconds" and passed[1] > passed[0] and before.round:  # the common initial model is kept anyway
+            found.append(before)
+        if self.stopped or (kind == "rounds" and self.round % size == 0):
+            found.append(Snapshot(self.cohort, self.round, self.clock, self._shown))
+        return found
 
 
 _OLDER = "began-"  # names of models that pending work began with

@@ -11,7 +11,7 @@ from typing import Any
 
 from cpfl.errors import RunFolderError
 from cpfl.federation.session import Session
-from cpfl.federation.stopping.rules import ROUNDING
+from cpfl.federation.stopping import ROUNDING
 from cpfl.models import State
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cpfl.distillation.weights import TeacherWeights
     from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
     from cpfl.federation.selection.base import Selection
-    from cpfl.federation.stopping.base import StoppingRule
+    from cpfl.federation.stopping import StoppingRule
 
 _SELECTION, _OPTIMIZERS = "cpfl.federation.selection", "cpfl.federation.optimizers"
 _STOPPING, _DISTILLATION, _COHORTS = "cpfl.federation.stopping", "cpfl.distillation", "cpfl.cohorts"
@@ -48,12 +48,12 @@ SERVER_OPTIMIZERS: Registry[ServerOptimizer] = Registry(
 )
 STOPPING_RULES: Registry[StoppingRule] = Registry(
     "stopping.rule",
-    f"{_STOPPING}.base:StoppingRule",
+    f"{_STOPPING}:StoppingRule",
     {
-        "plateau": f"{_STOPPING}.rules:Plateau",
-        "rounds": f"{_STOPPING}.rules:FixedRounds",
-        "budget": f"{_STOPPING}.base:StoppingRule",
-        "joint": f"{_STOPPING}.rules:Joint",
+        "plateau": f"{_STOPPING}:Plateau",
+        "rounds": f"{_STOPPING}:FixedRounds",
+        "budget": f"{_STOPPING}:StoppingRule",
+        "joint": f"{_STOPPING}:Joint",
     },
 )
 TEACHER_WEIGHTS: Registry[TeacherWeights] = Registry(

@@ -19,7 +19,7 @@ from cpfl.engines.flower.checks import Trained
 from cpfl.engines.flower.client_registry import ClientRegistry
 from cpfl.engines.flower.messages import ARRAYS, CONFIG
 from cpfl.federation import optimizers
-from cpfl.federation.optimizers.state import AlgorithmState
+from cpfl.federation.messages import AlgorithmState
 from cpfl.federation.session import RoundRequest, Session
 from cpfl.models import State
 from cpfl.models.layout import Layout

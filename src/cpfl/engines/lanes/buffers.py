@@ -16,8 +16,8 @@ from torch.func import functional_call
 
 from cpfl import models
 from cpfl.federation import optimizers
+from cpfl.federation.messages import CLIENT_STATE_MEAN
 from cpfl.federation.optimizers.base import ServerOptimizer
-from cpfl.federation.optimizers.state import CLIENT_STATE_MEAN
 from cpfl.federation.selection.base import participants_per_round
 from cpfl.federation.session import Session
 from cpfl.kernels import layers

@@ -16,9 +16,8 @@ from cpfl.engines.lanes.batch_schedule import EMPTY, ClientRound
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer, download, upload
 from cpfl.engines.lanes.step import captured
 from cpfl.federation import local_training
-from cpfl.federation.messages import RoundRequest
+from cpfl.federation.messages import AlgorithmState, RoundRequest
 from cpfl.federation.optimizers.base import ServerOptimizer, client_weight
-from cpfl.federation.optimizers.state import AlgorithmState
 from cpfl.federation.rounds import staleness
 from cpfl.federation.selection.base import participants_per_round
 from cpfl.federation.session import Session

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpfl.federation.optimizers.state import AlgorithmState
+from cpfl.federation.messages import AlgorithmState
 from cpfl.federation.session import ClosedRound, RoundResult, Session
 from cpfl.models import State, from_arrays, to_arrays
 

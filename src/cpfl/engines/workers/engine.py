@@ -18,7 +18,7 @@ from cpfl.engines.workers.model_rows import ModelRow, worker_layout
 from cpfl.engines.workers.pool import Job, WorkerPool, can_fork, cores
 from cpfl.errors import DivergedError
 from cpfl.federation import local_training, optimizers
-from cpfl.federation.optimizers.state import CLIENT_STATE_MEAN, AlgorithmState
+from cpfl.federation.messages import CLIENT_STATE_MEAN, AlgorithmState
 from cpfl.federation.session import ClientResult, RoundResult, Session
 from cpfl.models import State
 from cpfl.models.layout import Layout

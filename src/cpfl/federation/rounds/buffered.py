@@ -29,61 +29,36 @@ class Buffered(RoundPlanner):
 
     def plan(self, number: int, clock: float) -> RoundPlan:
         """The next K clients that arrive; whenever one arrives or is lost, another begins."""
-        timeline = _UpdateTimeline(self, number, clock)
-        waste, buffer = Waste(), list[Pending]()
-        timeline.fill(self._concurrency)
+        running, buffer = list(self._pending), list[Pending]()
+        now, starts, waste = clock, 0, Waste()
         for _ in range(MAX_ATTEMPTS * self._size):
-            done = timeline.next()
-            if done.outcome.arrives:
-                buffer.append(done)
-            else:
+            concurrency = self._concurrency
+            if not running and not self._available(now, buffer):  # wait for the first that becomes available
+                now = min(self._cohort.available_from(client, now) for client in self._idle(buffer))
+                concurrency = 1
+            while len(running) < concurrency and (able := self._available(now, [*running, *buffer])):
+                running.append(self._begin(able, number, now, starts))
+                starts += 1
+            done = min(running, key=lambda one: (one.ends, one.outcome.client))
+            running.remove(done)
+            now = max(now, done.ends)
+            if not done.outcome.arrives:
                 waste += done.outcome.wasted(done.outcome.lasts, self._cohort.sent_bytes)
+                continue
+            buffer.append(done)
             if len(buffer) == self._size:
-                last = buffer[-1].outcome.client
                 buffer.sort(key=lambda one: one.outcome.client)
-                cost = self._cost([one.outcome for one in buffer], timeline.now - clock, last, waste, repeats=0)
+                outcomes = [one.outcome for one in buffer]
                 stale = {one.outcome.client: one.round for one in buffer if one.round < number}
-                return RoundPlan([one.outcome.client for one in buffer], {}, stale, cost, timeline.running)
-            timeline.fill(self._concurrency)
+                cost = self._cost(outcomes, now - clock, done.outcome.client, waste)
+                return RoundPlan([outcome.client for outcome in outcomes], {}, stale, cost, running)
         raise CpflError(
             f"update {number} of cohort {self._cohort.number} did not get federation.buffer_size = {self._size} results"
         )
 
-
-class _UpdateTimeline:
-    """What happens until one update of the model."""
-
-    def __init__(self, planner: Buffered, number: int, clock: float) -> None:
-        self.now, self.running = clock, list(planner._pending)
-        self._planner, self._cohort, self._number = planner, planner._cohort, number
-        self._arrived: set[int] = set()  # a client is in the buffer once
-        self._starts = 0
-
-    def fill(self, concurrency: int) -> None:
-        """Select idle clients that are available, at random, until so many train at once."""
-        planner, number = self._planner, self._number
-        while len(self.running) < concurrency and (able := [c for c in self._idle() if self._available(c)]):
-            rng = stream(planner._seed, "selection", self._cohort.number, number, self._starts)
-            client = able[int(rng.integers(len(able)))]
-            outcome = planner._predict(client, self._cohort.steps(client), self.now, number, self._starts)
-            self.running.append(Pending(number, self.now, outcome))
-            self._starts += 1
-
-    def next(self) -> Pending:
-        """The next client that arrives or is lost; if nobody trains, one must become available first."""
-        if not self.running:
-            self.now = min(self._cohort.available_from(client, self.now) for client in self._idle())
-            self.fill(1)
-        first = min(self.running, key=lambda one: (one.ends, one.outcome.client))
-        self.running.remove(first)
-        self.now = max(self.now, first.ends)
-        if first.outcome.arrives:
-            self._arrived.add(first.outcome.client)
-        return first
-
-    def _idle(self) -> list[int]:
-        busy = self._arrived | {one.outcome.client for one in self.running}
-        return [client for client in self._cohort.clients if client not in busy]
-
-    def _available(self, client: int) -> bool:
-        return self._cohort.available_until(client, self.now) > self.now
+    def _begin(self, able: list[int], number: int, clock: float, starts: int) -> Pending:
+        """One of these clients begins, at random: the first, second, … that does before this update."""
+        rng = stream(self._seed, "selection", self._cohort.number, number, starts)
+        client = able[int(rng.integers(len(able)))]
+        outcome = self._predict(client, self._cohort.steps(client), clock, number, starts)
+        return Pending(number, clock, outcome)

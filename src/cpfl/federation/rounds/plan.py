@@ -78,7 +78,7 @@ class RoundPlanner:
     def __init__(self, cohort: CohortInfo, crash_rate: float, seed: int) -> None:
         self._cohort, self._settings, self._crash_rate, self._seed = cohort, cohort.federation, crash_rate, seed
         self._pending: list[Pending] = []
-        self._models: dict[int, State] = {}  # with which the rounds of pending work began
+        self.models: dict[int, State] = {}  # with which the rounds of pending work began
         check_min_results(cohort, crash_rate)
 
     def plan(self, number: int, clock: float) -> RoundPlan:
@@ -90,12 +90,8 @@ class RoundPlanner:
     ) -> None:
         """End a round that began with this model, lasted so many seconds and ended at `clock`."""
         self._pending = plan.pending
-        models = {**self._models, number: model}
-        self._models = {one.round: models[one.round] for one in plan.pending}
-
-    def model(self, number: int) -> State:
-        """The model with which an earlier round began, as long as work from it is pending."""
-        return self._models[number]
+        models = {**self.models, number: model}
+        self.models = {one.round: models[one.round] for one in plan.pending}
 
     def unfinished(self, clock: float) -> Waste:
         """What is wasted if the cohort stops now."""
@@ -108,11 +104,11 @@ class RoundPlanner:
 
     def state(self) -> tuple[dict[int, State], dict[str, Any]]:
         """Models and numbers from which it continues."""
-        return dict(self._models), {"pending": [asdict(one) for one in self._pending]}
+        return dict(self.models), {"pending": [asdict(one) for one in self._pending]}
 
     def restore(self, models: dict[int, State], numbers: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self._models = dict(models)
+        self.models = dict(models)
         self._pending = [
             Pending(one["round"], one["began"], ClientOutcome(**one["outcome"])) for one in numbers["pending"]
         ]
@@ -132,17 +128,20 @@ class RoundPlanner:
         return ClientOutcome(client, steps, lasts, not crashed, computing, download, crashed)
 
     def _cost(
-        self, outcomes: Sequence[ClientOutcome], seconds: float, slowest: int, waste: Waste, repeats: int
+        self, outcomes: Sequence[ClientOutcome], seconds: float, slowest: int, waste: Waste, repeats: int = 0
     ) -> RoundCost:
         """What a round costs in which these outcomes count."""
-        return RoundCost(
-            seconds=seconds,
-            slowest=slowest,
-            cpu_seconds=sum(outcome.computing for outcome in outcomes) + waste.cpu_seconds,
-            bytes=2 * self._cohort.sent_bytes * len(outcomes) + waste.bytes,
-            waste=waste,
-            repeats=repeats,
-        )
+        cpu_seconds = sum(outcome.computing for outcome in outcomes) + waste.cpu_seconds
+        sent = 2 * self._cohort.sent_bytes * len(outcomes) + waste.bytes
+        return RoundCost(seconds, slowest, cpu_seconds, sent, repeats, waste.cpu_seconds, waste.bytes)
+
+    def _available(self, clock: float, busy: Sequence[Pending]) -> list[int]:
+        """Clients that are available at this time and do not work already."""
+        return [client for client in self._idle(busy) if self._cohort.available_until(client, clock) > clock]
+
+    def _idle(self, busy: Sequence[Pending]) -> list[int]:
+        working = {one.outcome.client for one in busy}
+        return [client for client in self._cohort.clients if client not in working]
 
 
 def check_min_results(cohort: CohortInfo, crash_rate: float) -> None:

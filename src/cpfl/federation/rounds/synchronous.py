@@ -3,23 +3,25 @@
 import copy
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from cpfl.cohorts.members import Members
 from cpfl.errors import CpflError, SettingError
 from cpfl.federation.accounting import Waste
 from cpfl.federation.messages import ClientResult
-from cpfl.federation.rounds.availability import first_time_together, horizon
 from cpfl.federation.rounds.plan import MAX_ATTEMPTS, ClientOutcome, Pending, RoundPlan, RoundPlanner
 from cpfl.federation.selection.base import CohortInfo, participants_per_round
-from cpfl.federation.stopping.rules import ROUNDING
+from cpfl.federation.stopping import ROUNDING
 from cpfl.models import State
 from cpfl.randomness import stream
 from cpfl.settings.choices import SELECTIONS
 
 DAY = 24 * 3600.0
+OVERLAP = 2 * ROUNDING  # seconds for which clients must be available together: the server begins one rounding later
+PERIODS = 4  # of the longest schedule: how long to search where periods differ in length
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,10 @@ class Synchronous(RoundPlanner):
         waste, elapsed = Waste(), 0.0  # since the clock: an engine that is ahead plans with an older one
         minimum, failures = self._settings.min_results, Counter[str]()
         for turn in range(MAX_ATTEMPTS):
-            able = self._available(clock + elapsed)
+            able = self._available(clock + elapsed, self._pending)
             if len(able) < minimum:
                 elapsed += self._wait(number, clock + elapsed)
-                able = self._available(clock + elapsed)
+                able = self._available(clock + elapsed, self._pending)
             one = self._attempt(able, number, turn, clock + elapsed)
             if len(one.counted) >= minimum:
                 return self._plan(number, clock, elapsed, one, waste, turn)
@@ -106,20 +108,12 @@ class Synchronous(RoundPlanner):
         }
         return ", ".join(text.format(failures[cause]) for cause, text in causes.items() if failures[cause])
 
-    @property
-    def _idle(self) -> list[int]:
-        busy = {one.outcome.client for one in self._pending}
-        return [client for client in self._cohort.clients if client not in busy]
-
-    def _available(self, clock: float) -> list[int]:
-        return [client for client in self._idle if self._cohort.available_until(client, clock) > clock]
-
     def _wait(self, number: int, clock: float) -> float:
         """Seconds until as many clients are available at once as a round needs."""
-        minimum = self._settings.min_results
-        moment = first_time_together(self._cohort, self._idle, minimum, clock)
+        minimum, idle = self._settings.min_results, self._idle(self._pending)
+        moment = first_time_together(self._cohort, idle, minimum, clock)
         if moment is None:
-            days = horizon(self._cohort, self._idle) / DAY
+            days = horizon(self._cohort, idle) / DAY
             raise SettingError(
                 f"federation.min_results = {minimum} is more than are ever available at once, in the {days:g} days "
                 f"from round {number} of cohort {self._cohort.number} on (devices.availability): lower it"
@@ -191,3 +185,29 @@ class Synchronous(RoundPlanner):
     def restore(self, models: dict[int, State], numbers: dict[str, Any]) -> None:
         super().restore(models, numbers)
         self._selection.restore(copy.deepcopy(numbers["selection"]))
+
+
+def first_time_together(cohort: CohortInfo, clients: Sequence[int], wanted: int, clock: float) -> float | None:
+    """The first moment from `clock` on at which so many of these clients are available at once; None: there is none."""
+    last, here = clock + horizon(cohort, clients), 0
+    events = [(cohort.available_from(client, clock), True, client) for client in clients]  # departures sort first
+    heapify(events)
+    while events and events[0][0] <= last:
+        now, comes, client = heappop(events)
+        here += 1 if comes else -1
+        leaves = cohort.available_until(client, now) if comes else now + OVERLAP
+        if comes and leaves > now + OVERLAP:
+            if here >= wanted:
+                return now
+            heappush(events, (leaves - OVERLAP, False, client))
+        else:
+            here -= comes  # for a moment only
+            heappush(events, (cohort.available_from(client, leaves), True, client))
+    return None
+
+
+def horizon(cohort: CohortInfo, clients: Iterable[int]) -> float:
+    """How many seconds to search: schedules of one period repeat together."""
+    availability = cohort.fleet.availability
+    periods = {availability.schedule(client).period for client in clients} if availability else set()
+    return max(periods, default=0.0) * (1 if len(periods) == 1 else PERIODS)

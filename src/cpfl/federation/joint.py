@@ -8,8 +8,7 @@ the evaluation. "Twice" makes the rule free of scale: the same for ten CPU hours
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +43,8 @@ class Evaluation:
     accuracy: float  # in per cent
     loss: float | None
     gain_per_doubling: float | None  # points that twice the work gains; None: too few evaluations to say
-    decision: str  # on or stop
+    decision: str  # continue or stop
     cpu_budgets: list[float] = field(default_factory=list)  # CPU seconds each of `cohorts` may spend in all, if limited
-
-    def as_dict(self) -> dict[str, Any]:
-        """For a line of JSON."""
-        return asdict(self)
 
 
 def gain_per_doubling(points: Sequence[Point], window: int) -> float | None:
