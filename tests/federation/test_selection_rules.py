@@ -14,9 +14,7 @@ from cpfl.devices.availability import AvailabilitySchedule
 from cpfl.errors import CpflError, SettingError
 from cpfl.federation.messages import ClientResult
 from cpfl.federation.selection.base import CohortInfo, Selection
-from cpfl.federation.selection.oort import Oort
-from cpfl.federation.selection.power_of_choice import PowerOfChoice
-from cpfl.federation.selection.refl import LeastAvailable
+from cpfl.federation.selection.guided import LeastAvailable, Oort, PowerOfChoice
 from cpfl.randomness import stream
 from cpfl.settings.choices import SELECTIONS
 

@@ -24,9 +24,9 @@ SELECTIONS: Registry[Selection] = Registry(
     {
         "random": f"{_SELECTION}.base:Random",
         "all": f"{_SELECTION}.base:All",
-        "oort": f"{_SELECTION}.oort:Oort",
-        "refl": f"{_SELECTION}.refl:LeastAvailable",
-        "power-of-choice": f"{_SELECTION}.power_of_choice:PowerOfChoice",
+        "oort": f"{_SELECTION}.guided:Oort",
+        "refl": f"{_SELECTION}.guided:LeastAvailable",
+        "power-of-choice": f"{_SELECTION}.guided:PowerOfChoice",
     },
 )
 _CLIENTS = {

@@ -7,6 +7,7 @@ tensors that they are given, and branch on settings, never on numbers in tensors
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +22,10 @@ class ClientState:
     lr: float | Tensor  # of the round; (L, 1) where clients side by side may be in different rounds
     steps: Tensor  # steps, this one included: (1,) or (L, 1)
     buffers: dict[str, Tensor] = field(default_factory=dict)  # those the optimizer names, zero as the round begins
-    start: Tensor | None = None  # the cohort's model as the round began; if the optimizer `needs_start`
-    client_state: Tensor | None = None  # zero before the client's first round; if the optimizer `has_client_state`
-    mean_client_state: Tensor | None = None  # the mean of that state over all clients of the cohort
+    # None unless the optimizer asks for them; typed so that one that does need not test for it.
+    start: Tensor | Any = None  # the cohort's model as the round began; if the optimizer `needs_start`
+    client_state: Tensor | Any = None  # zero before the client's first round; if the optimizer `has_client_state`
+    mean_client_state: Tensor | Any = None  # the mean of that state over all clients of the cohort
 
 
 Step = Callable[[Tensor, Tensor, ClientState], None]

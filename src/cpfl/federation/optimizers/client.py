@@ -96,7 +96,6 @@ class FedProx(SGD):
 
     def step(self, params: Tensor, gradient: Tensor, state: ClientState) -> None:
         """g ← g + μ (w − wᵗ)."""
-        assert state.start is not None
         super().step(params, gradient.add_(params - state.start, alpha=self.mu), state)
 
 
@@ -111,15 +110,10 @@ class Scaffold(SGD):
 
     def step(self, params: Tensor, gradient: Tensor, state: ClientState) -> None:
         """Line 10: y_i ← y_i − η (g_i(y_i) − c_i + c)."""
-        assert state.client_state is not None
-        assert state.mean_client_state is not None
         super().step(params, gradient.sub_(state.client_state).add_(state.mean_client_state), state)
 
     def update_client_state(self, params: Tensor, state: ClientState) -> Tensor:
         """Line 12: c_i⁺ ← c_i − c + (x − y_i) / (K η)."""
-        assert state.start is not None
-        assert state.client_state is not None
-        assert state.mean_client_state is not None
         change = (state.start - params).div_(state.steps * state.lr)
         return change.add_(state.client_state).sub_(state.mean_client_state)
 
@@ -142,15 +136,11 @@ class FedDyn(SGD):
 
     def step(self, params: Tensor, gradient: Tensor, state: ClientState) -> None:
         """The gradient of L_k(θ) − ⟨∇L_k(θ_k), θ⟩ + α/2 ‖θ − θᵗ‖²."""
-        assert state.start is not None
-        assert state.client_state is not None
         gradient.sub_(state.client_state).add_(params - state.start, alpha=self.alpha)
         super().step(params, gradient, state)
 
     def update_client_state(self, params: Tensor, state: ClientState) -> Tensor:
         """∇L_k(θ_k) ← ∇L_k(θ_k) − α (θ_k − θᵗ)."""
-        assert state.start is not None
-        assert state.client_state is not None
         return (state.start - params).mul_(self.alpha).add_(state.client_state)
 
     def correct_model(self, model: Tensor, cohort: Tensor) -> Tensor:

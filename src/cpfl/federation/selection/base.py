@@ -1,4 +1,4 @@
-"""What a selection rule is, what it knows of clients, and the two plain rules."""
+"""What a selection rule is, what it knows of clients, and the two plain rules; those of papers are in guided.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from cpfl.devices.fleet import Fleet
@@ -76,9 +77,7 @@ class Selection:
     def __init__(self, cohort: CohortInfo) -> None:
         self.cohort = cohort
 
-    def select(
-        self, available: Sequence[int], count: int, round: int, rng: np.random.Generator, clock: float
-    ) -> Sequence[int]:
+    def select(self, available: Sequence[int], count: int, round: int, rng: Generator, clock: float) -> Sequence[int]:
         """At most `count` of the `available` clients (there is at least one) for the round that begins at `clock`."""
         raise NotImplementedError
 
@@ -98,9 +97,7 @@ class Random(Selection):
 
     plans_ahead = True
 
-    def select(
-        self, available: Sequence[int], count: int, round: int, rng: np.random.Generator, clock: float
-    ) -> Sequence[int]:
+    def select(self, available: Sequence[int], count: int, round: int, rng: Generator, clock: float) -> Sequence[int]:
         if count >= len(available):
             return list(available)
         return sorted(available[i] for i in rng.choice(len(available), count, replace=False))
@@ -111,9 +108,7 @@ class All(Selection):
 
     plans_ahead = True
 
-    def select(
-        self, available: Sequence[int], count: int, round: int, rng: np.random.Generator, clock: float
-    ) -> Sequence[int]:
+    def select(self, available: Sequence[int], count: int, round: int, rng: Generator, clock: float) -> Sequence[int]:
         return list(available)
 
 

@@ -1,16 +1,12 @@
-"""Oort: clients whose data still have high losses, as long as they are fast enough.
-
-Lai, Zhu, Madhyastha, Chowdhury: Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021;
-equation (1) and algorithm 1. Defaults are those of the authors' code (SymbioticLab/Oort, and FedScale after it) or of
-the paper's section 7.1; where neither says, a comment does.
-"""
+"""Selection rules that learn from earlier rounds: Oort, REFL and power-of-choice."""
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
 
 from cpfl.federation.messages import ClientResult
 from cpfl.federation.selection.base import CohortInfo, Selection
@@ -18,7 +14,12 @@ from cpfl.registry import require
 
 
 class Oort(Selection):
-    """Exploits clients of high utility and explores new ones, fast ones first."""
+    """Clients whose data still have high losses, as long as they are fast enough; new ones are explored.
+
+    Lai, Zhu, Madhyastha, Chowdhury: Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021;
+    equation (1) and algorithm 1. Defaults are those of the authors' code (SymbioticLab/Oort, and FedScale after it) or
+    of the paper's section 7.1; where neither says, a comment does.
+    """
 
     squared_losses = True
 
@@ -45,16 +46,14 @@ class Oort(Selection):
         require("pacer_rounds", pacer_rounds, pacer_rounds >= 1, "1 or more")
         self._penalty, self._cutoff, self._clip, self._most, self._scaled = penalty, cutoff, clip, most_rounds, scaled
         self._explore, self._decay, self._least = explore, explore_decay, explore_least
-        self._given_step, self._window = pacer_seconds, pacer_rounds
-        self._steps = 1  # T in steps of Δ
+        self._step = pacer_seconds or float(np.quantile(list(cohort.seconds.values()), 0.3))  # Δ
+        self._steps, self._window = 1, pacer_rounds  # T in steps of Δ
         self._utility: dict[int, float] = {}  # U, the statistical utility when it last took part
         self._last: dict[int, int] = {}  # L, the round in which it last took part
         self._times: dict[int, int] = {}  # how often it was selected
         self._utility_sums: list[float] = []  # Σ U of the participants, round by round
 
-    def select(
-        self, available: Sequence[int], count: int, round: int, rng: np.random.Generator, clock: float
-    ) -> Sequence[int]:
+    def select(self, available: Sequence[int], count: int, round: int, rng: Generator, clock: float) -> Sequence[int]:
         """Algorithm 1, SelectParticipant."""
         listed = [c for c in available if not self._most or self._times.get(c, 0) < self._most]
         if len(listed) < count:  # too few are left: better a client that was selected often than none
@@ -69,7 +68,7 @@ class Oort(Selection):
         speeds = np.array([1 / self.cohort.seconds[c] for c in fresh])
         return chosen + _drawn(fresh, speeds, min(len(fresh), count - exploited), rng)  # SampleBySpeed(C − E, ε × K)
 
-    def _exploit(self, explored: list[int], count: int, round: int, rng: np.random.Generator) -> list[int]:
+    def _exploit(self, explored: list[int], count: int, round: int, rng: Generator) -> list[int]:
         if not count:
             return []
         utilities = self.utilities(explored, round)
@@ -78,7 +77,7 @@ class Oort(Selection):
         admitted = np.flatnonzero(utilities >= bar)
         return _drawn([explored[i] for i in admitted], utilities[admitted], count, rng)  # SampleByUtil
 
-    def utilities(self, clients: Sequence[int], round: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def utilities(self, clients: Sequence[int], round: int) -> NDArray[np.float64]:
         """Util(i) of clients that took part before."""
         known = list(self._utility.values())
         cap, low, span = float(np.quantile(known, self._clip)), 0.0, 1.0
@@ -99,10 +98,6 @@ class Oort(Selection):
     def preferred(self) -> float:
         """T, the preferred duration of a round."""
         return self._steps * self._step
-
-    @cached_property
-    def _step(self) -> float:
-        return self._given_step or float(np.quantile(list(self.cohort.seconds.values()), 0.3))
 
     def update(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
         total = 0.0
@@ -134,12 +129,97 @@ class Oort(Selection):
         self._explore, self._steps, self._utility_sums = state["explore"], state["steps"], list(state["utility_sums"])
 
 
-def _drawn(
-    clients: list[int],
-    weights: np.ndarray[tuple[int], np.dtype[np.float64]],
-    count: int,
-    rng: np.random.Generator,
-) -> list[int]:
+class LeastAvailable(Selection):
+    """REFL: the clients that predict the least availability in the slot [μ, 2μ] from now come first.
+
+    Abdelmoniem, Sahu, Canini, Fahmy: REFL: Resource-Efficient Federated Learning, EuroSys 2023, section 4.1. Its other
+    half, damped stale updates, is federation.straggler_policy = "stale" (staleness.py).
+
+    `alpha` is the weight of old rounds in μ; `accuracy` is how often a client's forecast of itself is right. A client
+    that took part rests for `rest` rounds of μ seconds while there are others. That is 5 in the authors' code, among
+    thousands of clients. Here it is 0: in a small cohort only clients that never meet a deadline might be left.
+    """
+
+    def __init__(self, cohort: CohortInfo, alpha: float = 0.25, accuracy: float = 0.9, rest: int = 0) -> None:
+        super().__init__(cohort)
+        require("alpha", alpha, 0 <= alpha <= 1, "0 to 1")
+        require("accuracy", accuracy, 0 <= accuracy <= 1, "0 to 1")
+        require("rest", rest, rest >= 0, "0 or more")
+        self._alpha, self._accuracy, self._rest = alpha, accuracy, rest
+        self._mean: float | None = None  # μ
+        self._last: dict[int, float] = {}  # when a client last took part, if it still rests
+
+    def select(self, available: Sequence[int], count: int, round: int, rng: Generator, clock: float) -> Sequence[int]:
+        order = [available[i] for i in rng.permutation(len(available))]  # the sorts keep it: ties are broken at random
+        wrong = dict(zip(order, rng.random(len(available)) >= self._accuracy, strict=True))
+        if self._mean is None:  # before the first round its length is unknown
+            return order[:count]
+        resting = {c for c in order if c in self._last and clock - self._last[c] < self._rest * self._mean}
+        rested = [client for client in order if client not in resting]
+        if len(rested) <= count:  # too few others: add those that have rested longest
+            longest = sorted(resting, key=lambda client: (self._last[client], client))
+            return rested + longest[: count - len(rested)]
+        availability = self.cohort.fleet.availability
+        assert availability is not None, "the experiment was checked for it"
+        slot = clock + self._mean, clock + 2 * self._mean
+        forecast = {}
+        for client in rested:
+            share = availability.schedule(client).share(*slot)
+            forecast[client] = 1 - share if wrong[client] else share
+        return sorted(rested, key=lambda client: forecast[client])[:count]
+
+    def update(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
+        # μ_t = (1 − α) · D_{t−1} + α · μ_{t−1}
+        old = seconds if self._mean is None else self._mean
+        self._mean = (1 - self._alpha) * seconds + self._alpha * old
+        self._last.update((result.client, clock) for result in results)
+        longest = self._rest * self._mean
+        self._last = {client: last for client, last in self._last.items() if clock - last < longest}
+
+    def state(self) -> dict[str, Any]:
+        return {"mean": self._mean, "last": {str(client): last for client, last in self._last.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._mean = state["mean"]
+        self._last = {int(client): last for client, last in state["last"].items()}
+
+
+class PowerOfChoice(Selection):
+    """Of d candidates, drawn by their share of the data, those with the largest loss.
+
+    Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022. This is their
+    π_rpow-d, which costs no extra work: a candidate's loss is the mean training loss that it last reported.
+    `candidates` is d; 0: twice as many as take part.
+    """
+
+    def __init__(self, cohort: CohortInfo, candidates: int = 0) -> None:
+        super().__init__(cohort)
+        require("candidates", candidates, candidates >= 0, "1 or more, or 0 for twice as many as take part")
+        self._candidates = candidates
+        self._losses: dict[int, float] = {}
+
+    def select(self, available: Sequence[int], count: int, round: int, rng: Generator, clock: float) -> Sequence[int]:
+        # "sample the candidate client set A of size d without replacement such that client k is chosen with
+        # probability p_k, the fraction of data at the k-th client" (section 4)
+        size = min(len(available), max(count, self._candidates or 2 * count))
+        data = np.array([self.cohort.samples[client] for client in available], float)
+        drawn = [available[i] for i in rng.choice(len(available), size, replace=False, p=data / data.sum())]
+        # "for the clients that have not been selected yet, the latest value is set to ∞" (π_rpow-d); candidates lie in
+        # the random order of their drawing, which the sort keeps: ties are broken at random
+        drawn.sort(key=lambda client: -self._losses.get(client, math.inf))
+        return drawn[:count]
+
+    def update(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
+        self._losses.update((result.client, result.loss) for result in results)
+
+    def state(self) -> dict[str, Any]:
+        return {"losses": {str(client): loss for client, loss in self._losses.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._losses = {int(client): loss for client, loss in state["losses"].items()}
+
+
+def _drawn(clients: list[int], weights: NDArray[np.float64], count: int, rng: Generator) -> list[int]:
     """Draw so many of the clients without replacement, by weight."""
     if not count:
         return []
