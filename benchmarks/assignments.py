@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cpfl.cohorts.base import ClientView, as_cohorts
-from cpfl.cohorts.measures import skews
+from cpfl.cohorts.base import ClientView, as_cohorts, skews
 from cpfl.settings import Assignment
 from cpfl.task.assignment import assignment_rule
 

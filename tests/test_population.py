@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cpfl
-from cpfl.cohorts.members import Members
+from cpfl.cohorts.base import Members
 from cpfl.data.federated import Given
 from cpfl.runs.files import write_json
 from cpfl.settings import experiment_file

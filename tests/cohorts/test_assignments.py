@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cpfl.cohorts.base import ClientView, as_cohorts
-from cpfl.cohorts.measures import expected_longest, skews
-from cpfl.cohorts.members import Cohorts
+from cpfl.cohorts.base import ClientView, Cohorts, as_cohorts, expected_longest, skews
 from cpfl.cohorts.predefined import to_csv
 from cpfl.errors import CpflError
 from cpfl.settings.choices import ASSIGNMENT_RULES

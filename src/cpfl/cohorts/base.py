@@ -1,15 +1,15 @@
-"""What every rule of cohort assignment is: a class that gives each client the number of its cohort.
+"""Cohorts, what a rule that assigns clients to them is, and how good an assignment is.
 
 Axes: M clients, N cohorts, S slots of a cohort, C classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from cpfl.cohorts.members import Cohorts, Members
 from cpfl.errors import SettingError
 from cpfl.randomness import stream
 
@@ -22,15 +22,56 @@ LABELS = "how many samples of each label every single client holds, which the pa
 SECONDS = "how long every single client's round takes, and so how fast its device and network are and how much it holds"
 
 
+class Members(Sequence[int]):
+    """A cohort's clients in ascending order: reads like a list of numbers, and takes eight bytes for each."""
+
+    def __init__(self, clients: ArrayLike | Sequence[int]) -> None:
+        self._numbers: NDArray[np.int64] = np.asarray(clients, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Members(self._numbers[index]) if isinstance(index, slice) else int(self._numbers[index])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers.tolist())
+
+    def __contains__(self, client: object) -> bool:
+        return isinstance(client, int | np.integer) and self.holds([int(client)])
+
+    def holds(self, clients: Sequence[int]) -> bool:
+        """Whether all of these are members; one vectorised look-up, since engines call this every round."""
+        try:
+            wanted = np.asarray(clients, np.int64)
+        except OverflowError:
+            return False
+        positions = np.searchsorted(self._numbers, wanted)
+        return bool((self._numbers.take(positions, mode="clip") == wanted).all())
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self._numbers, dtype, copy=copy)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+Cohorts = Sequence[Sequence[int]]
+
+
 @dataclass(frozen=True)
 class ClientView:
     """What a rule sees of the clients; what its `needs` does not name is None."""
 
     count: int  # M
     seed: int
-    labels: NDArray[np.int64] | None = None  # samples by client and label, (M, C)
-    seconds: Floats | None = None  # how long each client's part in a round takes, (M,)
-    column: Sequence[str] | None = None  # each client's value in the rule's `column` of the training data
+    # `Any` stands for None: a rule need not test for what it needs.
+    labels: Index | Any = None  # samples by client and label, (M, C)
+    seconds: Floats | Any = None  # how long each client's part in a round takes, (M,)
+    column: Sequence[str] | Any = None  # each client's value in the rule's `column` of the training data
 
     @property
     def rng(self) -> np.random.Generator:
@@ -106,3 +147,26 @@ def by_slot(slots_NS: Index) -> Index:
     cohort_of = np.empty(np.count_nonzero(taken), np.int64)
     cohort_of[slots_NS[taken]] = np.nonzero(taken)[0]
     return cohort_of
+
+
+def skews(counts_NC: Floats, whole_C: Floats) -> Floats:
+    """Total-variation distance of each row's label distribution to the whole's: 0 is equal, 1 is nothing in common.
+
+    It is the share of a cohort's samples that would need another label for the cohort to mirror the whole.
+    """
+    # A cohort without samples has no distribution: it counts as far away.
+    total_N = counts_NC.sum(axis=-1, keepdims=True)
+    share_NC = counts_NC / np.maximum(total_N, 1e-12)
+    skew: Floats = np.abs(share_NC - whole_C / whole_C.sum()).sum(axis=-1) / 2
+    return np.where(total_N[..., 0] > 0, skew, 1.0)
+
+
+def expected_longest(seconds: Floats, participants: int) -> float:
+    """The mean length of a round with random participants: the expected maximum of so many of these seconds.
+
+    Of all draws of s from m, C(k-1, s-1) have the k-th fastest as their slowest.
+    """
+    m, s = len(seconds), participants
+    k = np.arange(m - 1, s - 1, -1)
+    chance = s / m * np.cumprod([1.0, *(k + 1 - s) / k])  # of the slowest client of all, the second slowest, …
+    return float(np.sort(seconds)[::-1][: len(chance)] @ chance)

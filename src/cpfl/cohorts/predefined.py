@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cpfl.cohorts.base import ClientView, CohortAssignment, Index
-from cpfl.cohorts.members import Cohorts
+from cpfl.cohorts.base import ClientView, CohortAssignment, Cohorts, Index
 from cpfl.errors import DataError, SettingError
 
 COLUMNS = ("client", "cohort")
@@ -23,7 +22,6 @@ class FromColumn(CohortAssignment):
 
     def assign(self, clients: ClientView, cohorts: int) -> Index:
         """The value with most clients first, each to the smallest cohort; cohorts in order of their first value."""
-        assert clients.column is not None
         names, value_of, counts = np.unique(np.asarray(clients.column), return_inverse=True, return_counts=True)
         if cohorts > len(names):
             some = ", ".join(map(str, names[:8])) + (" …" if len(names) > 8 else "")

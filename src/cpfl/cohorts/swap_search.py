@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cpfl.cohorts.base import EMPTY, Floats, Index
+from cpfl.cohorts.base import EMPTY, ClientView, Floats, Index, by_slot
+from cpfl.randomness import stream
 
 Cost = Callable[[Floats, Floats, Floats], Floats]
 """(sums of features (…, F), sizes (…), longest (…)) -> cost of each cohort (…)."""
@@ -21,12 +22,15 @@ PATIENCE = 64  # steps without a swap after which the search ends
 MIN_GAIN = 1e-12
 
 
-def improve(slots_NS: Index, features_MF: Floats, seconds_M: Floats, cost: Cost, rng: np.random.Generator) -> Index:
-    """The slots after swaps that lower the cost; sizes stay."""
+def improve(
+    clients: ClientView, slots_NS: Index, features_MF: Floats, cost: Cost, seconds: Floats | None = None
+) -> Index:
+    """The cohort of every client after swaps that lower the cost; sizes stay."""
     cohorts = len(slots_NS)
     if cohorts < 2 or slots_NS.shape[1] < 2:  # nothing to choose
-        return slots_NS
-    slots = slots_NS.copy()
+        return by_slot(slots_NS)
+    slots, rng = slots_NS.copy(), stream(clients.seed, "swaps")
+    seconds_M = np.zeros(clients.count) if seconds is None else seconds
     taken = slots != EMPTY
     size_N = taken.sum(axis=1)
     sums_NF = np.array([features_MF[row[full]].sum(axis=0) for row, full in zip(slots, taken, strict=True)])
@@ -61,13 +65,11 @@ def improve(slots_NS: Index, features_MF: Floats, seconds_M: Floats, cost: Cost,
         sums_NF[second] -= moved_PKF[rows, k]
         changed = np.concatenate([first, second])
         top_N2[changed] = _slowest_two(slots[changed], seconds_M)
-    return slots
+    return by_slot(slots)
 
 
 def _slowest_two(slots: Index, seconds_M: Floats) -> Floats:
     """The second slowest and the slowest client's seconds in each cohort."""
     seconds = np.where(slots == EMPTY, -np.inf, seconds_M[slots])
-    if seconds.shape[1] == 1:
-        seconds = np.concatenate([np.full((len(slots), 1), -np.inf), seconds], axis=1)
     found: Floats = np.partition(seconds, -2, axis=1)[:, -2:]
     return found

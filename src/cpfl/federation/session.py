@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpfl.cohorts.members import Members
+from cpfl.cohorts.base import Members
 from cpfl.devices.fleet import Fleet
 from cpfl.federation import optimizers
 from cpfl.federation.accounting import Waste, observed_cost

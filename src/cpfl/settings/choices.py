@@ -77,11 +77,11 @@ ASSIGNMENT_RULES: Registry[CohortAssignment] = Registry(
     f"{_COHORTS}.base:CohortAssignment",
     {
         "random": f"{_COHORTS}.base:RandomAssignment",
-        "speed": f"{_COHORTS}.speed:BySpeed",
+        "speed": f"{_COHORTS}.optimized:BySpeed",
         "column": f"{_COHORTS}.predefined:FromColumn",
-        "label-balanced": f"{_COHORTS}.labels:LabelBalanced",
-        "label-clustered": f"{_COHORTS}.labels:LabelClustered",
-        "multi-objective": f"{_COHORTS}.speed:MultiObjective",
+        "label-balanced": f"{_COHORTS}.optimized:LabelBalanced",
+        "label-clustered": f"{_COHORTS}.optimized:LabelClustered",
+        "multi-objective": f"{_COHORTS}.optimized:MultiObjective",
         "csv": f"{_COHORTS}.predefined:FromCsv",
     },
 )

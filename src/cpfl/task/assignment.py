@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cpfl.cohorts.base import ClientView, CohortAssignment, as_cohorts
-from cpfl.cohorts.members import Cohorts
+from cpfl.cohorts.base import ClientView, CohortAssignment, Cohorts, as_cohorts
 from cpfl.data.federated import FederatedData
 from cpfl.devices.fleet import Fleet
 from cpfl.errors import CpflError, SettingError, first_line

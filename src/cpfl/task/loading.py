@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from cpfl.cohorts.members import Cohorts
+from cpfl.cohorts.base import Cohorts
 from cpfl.data import sources
 from cpfl.data.catalogue import CATALOGUE
 from cpfl.data.federated import Given, as_samples

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cpfl.cohorts.measures import expected_longest, skews
+from cpfl.cohorts.base import expected_longest, skews
 from cpfl.federation.accounting import round_seconds
 from cpfl.federation.selection.base import participants_per_round
 from cpfl.task.assignment import reveals

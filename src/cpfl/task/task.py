@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cpfl import models
-from cpfl.cohorts.members import Cohorts
+from cpfl.cohorts.base import Cohorts
 from cpfl.data import federated
 from cpfl.data.federated import FederatedData, Given
 from cpfl.devices.availability import availability

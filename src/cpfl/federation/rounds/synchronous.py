@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from cpfl.cohorts.members import Members
+from cpfl.cohorts.base import Members
 from cpfl.errors import CpflError, SettingError
 from cpfl.federation.accounting import Waste
 from cpfl.federation.messages import ClientResult
