@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpfl.devices.availability import WEEK, AvailabilitySchedule, Trace, availability, read, synthetic
+from cpfl.devices.availability import WEEK, AvailabilitySchedule, Synthetic, Trace, availability, read
 from cpfl.errors import DataError
 from cpfl.settings import Devices
 
@@ -88,15 +88,15 @@ def test_a_file_second_by_second(tmp_path: Path) -> None:
 @given(st.integers(0, 2**30), st.integers(0, 50), st.floats(0.5, 40), st.floats(0.5, 40))
 @settings(max_examples=30, deadline=None)
 def test_synthetic_schedules_are_whole(seed: int, client: int, on: float, off: float) -> None:
-    schedule = synthetic(on * 3600, off * 3600, seed, client)
+    schedule = Synthetic(on * 3600, off * 3600, seed).schedule(client)
     moments = [m for pair in zip(schedule.begins, schedule.ends, strict=True) for m in pair]
     assert moments == sorted(moments)
     assert 0 <= moments[0] < moments[-1] <= WEEK == schedule.period
-    assert schedule == synthetic(on * 3600, off * 3600, seed, client)
+    assert schedule == Synthetic(on * 3600, off * 3600, seed).schedule(client)
 
 
 def test_synthetic_schedules_have_the_expected_share() -> None:
-    schedules = [synthetic(4 * HOUR, 8 * HOUR, 90, client) for client in range(400)]
+    schedules = [Synthetic(4 * HOUR, 8 * HOUR, 90).schedule(client) for client in range(400)]
     assert np.mean([schedule.share(0, WEEK) for schedule in schedules]) == pytest.approx(1 / 3, abs=0.02)
     assert np.mean([schedule.available_until(0) > 0 for schedule in schedules]) == pytest.approx(1 / 3, abs=0.08)
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from cpfl.federation import joint
+from cpfl.federation import stopping
 
 METRICS, GAINS = ("ensemble-accuracy", "public-agreement", "confidence"), (1.0, 1.5, 2.0, 4.0)
 AGGREGATION = "probabilities, labels"
@@ -26,9 +26,9 @@ def spent(row: dict[str, Any], evaluations: int, metric: str) -> float:
     return float(row["cpu_hours"]) + evaluations * float(row["evaluation_cpu_hours"].get(metric, 0.0))
 
 
-def stop_after(points: Sequence[joint.Point], gain: float, window: int) -> int | None:
+def stop_after(points: Sequence[stopping.Point], gain: float, window: int) -> int | None:
     """The evaluation (counted from 1) after which the rule `joint` would have stopped; None: it would not have."""
-    return next((k for k in range(1, len(points) + 1) if joint.converged(points[:k], gain, window)), None)
+    return next((k for k in range(1, len(points) + 1) if stopping.converged(points[:k], gain, window)), None)
 
 
 def main() -> None:

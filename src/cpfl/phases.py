@@ -15,10 +15,9 @@ import torch
 from cpfl.distillation.evaluation import EVALUATORS
 from cpfl.engines.base import Engine, OnRound
 from cpfl.errors import DamagedError
-from cpfl.federation import accounting, joint
-from cpfl.federation.joint import Cost, Evaluation
+from cpfl.federation import accounting, stopping
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.federation.stopping import ROUNDING
+from cpfl.federation.stopping import ROUNDING, Cost, Evaluation
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
@@ -55,7 +54,7 @@ class Phases:
             task.experiment.federation, task.fleet, task.data.clients.training_sizes, task.cohorts
         )
         limit, price = self._stopping.max_cpu_hours * 3600, self._evaluator.cost().cpu_seconds
-        budgets = joint.share_budget(limit, price, self._stopping.eval_interval, [0.0] * len(expected), expected)
+        budgets = stopping.share_budget(limit, price, self._stopping.eval_interval, [0.0] * len(expected), expected)
         for session, seconds in zip(self._sessions, budgets, strict=True):
             if not session.phases:
                 session.cpu_budget = seconds
@@ -109,7 +108,7 @@ class Phases:
         score = self._evaluator.evaluate([session.teacher() for session in self._sessions])
         spent = (sum(session.cpu_seconds for session in self._sessions) + cost.cpu_seconds) / 3600
         points = [*((one.cpu_hours, one.accuracy) for one in self._done), (spent, score.accuracy)]
-        stop = joint.converged(points, self._stopping.min_gain, self._stopping.eval_window)
+        stop = stopping.converged(points, self._stopping.min_gain, self._stopping.eval_window)
         return Evaluation(
             phase=len(points),
             round=len(points) * self._stopping.eval_interval,
@@ -122,7 +121,7 @@ class Phases:
             cpu_hours=spent,
             accuracy=score.accuracy,
             loss=score.loss,
-            gain_per_doubling=joint.gain_per_doubling(points, self._stopping.eval_window),
+            gain_per_doubling=stopping.gain_per_doubling(points, self._stopping.eval_window),
             decision="stop" if stop else "continue",
         )
 
@@ -133,7 +132,7 @@ class Phases:
         each = _price_per_client(waiting, cost.cpu_seconds)
         spent = [session.cpu_seconds + each * len(session.clients) for session in waiting]
         costs = [(session.cpu_seconds - self._paid[session.cohort]) / session.round for session in waiting]
-        return joint.share_budget(self._left(cost), cost.cpu_seconds, self._stopping.eval_interval, spent, costs)
+        return stopping.share_budget(self._left(cost), cost.cpu_seconds, self._stopping.eval_interval, spent, costs)
 
     def _pay(self, evaluation: Evaluation) -> None:
         paying = [self._sessions[cohort] for cohort in evaluation.cohorts]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cpfl.federation import optimizers
+from cpfl.federation.local_training import constant_rate
 from cpfl.federation.optimizers.base import ClientOptimizer, ClientState, Step
-from cpfl.federation.optimizers.schedule import constant
 from cpfl.settings import Federation
 from cpfl.settings.choices import CLIENT_OPTIMIZERS
 
@@ -31,7 +31,7 @@ def stepped(part: ClientOptimizer, step: Step | None) -> list[Tensor]:
     """Parameters and buffers after four steps."""
     numbers = torch.Generator().manual_seed(1)
     params, settings = rows(numbers), part.settings
-    lr: float | Tensor = 0.1 if constant(settings) else torch.linspace(0.1, 0.2, L, dtype=torch.float64)[:, None]
+    lr: float | Tensor = 0.1 if constant_rate(settings) else torch.linspace(0.1, 0.2, L, dtype=torch.float64)[:, None]
     memory = {name: torch.zeros_like(params) for name in part.buffers}
     at = ClientState(lr, torch.zeros(L, 1, dtype=torch.float64), memory, rows(numbers), rows(numbers), rows(numbers))
     for _ in range(4):

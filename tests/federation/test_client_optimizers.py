@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 from tests.engines.test_algorithms import federate
 
-from cpfl.federation import optimizers
+from cpfl.federation import local_training, optimizers
 from cpfl.federation.messages import CLIENT_STATE_MEAN
-from cpfl.federation.optimizers import schedule
 from cpfl.federation.optimizers.base import ClientState
 from cpfl.settings import Experiment, Federation
 from cpfl.task.loading import given_arrays
@@ -283,7 +282,7 @@ def test_clients_side_by_side_are_clients_alone(name: str) -> None:
 
 def test_schedules() -> None:
     def rates(**settings: Any) -> list[float]:
-        return [schedule.rate(Federation(lr=0.8, **settings), number) for number in range(1, 8)]
+        return [local_training.rate(Federation(lr=0.8, **settings), number) for number in range(1, 8)]
 
     assert rates() == [0.8] * 7
     assert rates(lr_schedule="step", lr_schedule_args={"rounds": 2, "factor": 0.5}) == [
@@ -302,5 +301,5 @@ def test_schedules() -> None:
     both = rates(lr_schedule="step", lr_schedule_args={"rounds": 2}, warmup_rounds=2)
     assert both == pytest.approx([0.4, 0.8, 0.4, 0.4, 0.2, 0.2, 0.1])
     assert rates(lr_schedule="step", lr_schedule_args={"rounds": 1, "floor": 0.25})[2:] == [0.2] * 5
-    assert schedule.constant(Federation())
-    assert not schedule.constant(Federation(warmup_rounds=3))
+    assert local_training.constant_rate(Federation())
+    assert not local_training.constant_rate(Federation(warmup_rounds=3))

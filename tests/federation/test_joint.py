@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpfl.devices.fleet import Fleet
-from cpfl.federation import joint
-from cpfl.federation.joint import (
+from cpfl.federation import stopping
+from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
+from cpfl.federation.stopping import (
     FEWEST,
     Point,
     client_evaluation_cost,
@@ -22,7 +23,6 @@ from cpfl.federation.joint import (
     gain_per_doubling,
     server_evaluation_cost,
 )
-from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
 from cpfl.settings import Experiment, experiment_file
 
 PHASE = 7.0  # CPU hours
@@ -193,9 +193,9 @@ def test_a_limit_is_shared_by_what_rounds_cost() -> None:
     """Rounds cost 1, 2 and 3 s. 72 s are left, of which an evaluation needs 12. Ten more rounds for each if a phase has
     no more than that, otherwise twelve, without an evaluation."""
     spent, costs = [5.0, 6.0, 7.0], [1.0, 2.0, 3.0]
-    assert joint.share_budget(72.0, 12.0, 10, spent, costs) == [15.0, 26.0, 37.0]
-    assert joint.share_budget(72.0, 12.0, 11, spent, costs) == [17.0, 30.0, 43.0]
-    assert joint.share_budget(-1.0, 12.0, 10, spent, costs) == spent
+    assert stopping.share_budget(72.0, 12.0, 10, spent, costs) == [15.0, 26.0, 37.0]
+    assert stopping.share_budget(72.0, 12.0, 11, spent, costs) == [17.0, 30.0, 43.0]
+    assert stopping.share_budget(-1.0, 12.0, 10, spent, costs) == spent
 
 
 @pytest.mark.parametrize(("snapshots", "expected"), [("1 rounds", [3]), ("20s", [3]), ("90s", []), ("", [])])

@@ -21,7 +21,7 @@ from cpfl import api
 from cpfl.data.federated import Given
 from cpfl.distillation.evaluation import EVALUATORS
 from cpfl.errors import DamagedError
-from cpfl.federation import joint
+from cpfl.federation import stopping
 from cpfl.report import tables
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state
@@ -109,8 +109,8 @@ def test_decisions_are_those_of_the_rule(unbroken: Unbroken) -> None:
     evaluated = evaluations(unbroken(**JOINT))
     points = [(one["cpu_hours"], one["accuracy"]) for one in evaluated]
     known = [points[:count] for count in range(1, len(points) + 1)]  # at each evaluation
-    assert [joint.converged(each, 1000, 6) for each in known] == [False] * (len(known) - 1) + [True]
-    assert [one["gain_per_doubling"] for one in evaluated] == [joint.gain_per_doubling(each, 6) for each in known]
+    assert [stopping.converged(each, 1000, 6) for each in known] == [False] * (len(known) - 1) + [True]
+    assert [one["gain_per_doubling"] for one in evaluated] == [stopping.gain_per_doubling(each, 6) for each in known]
     assert [one["decision"] for one in evaluated] == ["continue"] * (len(known) - 1) + ["stop"]
 
 

@@ -37,9 +37,6 @@ class Members(Sequence[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(self._numbers.tolist())
 
-    def __contains__(self, client: object) -> bool:
-        return isinstance(client, int | np.integer) and self.holds([int(client)])
-
     def holds(self, clients: Sequence[int]) -> bool:
         """Whether all of these are members; one vectorised look-up, since engines call this every round."""
         try:

@@ -70,10 +70,9 @@ class Availability:
 
     def schedule(self, client: int) -> AvailabilitySchedule:
         """When a client is available."""
-        key = self._key(client)
-        if key not in self._schedules:
-            self._schedules[key] = self._build(key)
-        return self._schedules[key]
+        if client not in self._schedules:
+            self._schedules[client] = self._build(client)
+        return self._schedules[client]
 
     @cached_property
     def _schedules(self) -> dict[int, AvailabilitySchedule]:
@@ -82,10 +81,7 @@ class Availability:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_schedules"}
 
-    def _key(self, client: int) -> int:
-        return client
-
-    def _build(self, key: int) -> AvailabilitySchedule:
+    def _build(self, number: int) -> AvailabilitySchedule:
         raise NotImplementedError
 
 
@@ -102,8 +98,20 @@ class Synthetic(Availability):
         """The seed is the experiment's."""
         return f"synthetic {self.online} {self.offline}"
 
-    def _build(self, key: int) -> AvailabilitySchedule:
-        return synthetic(self.online, self.offline, self.seed, key)
+    def _build(self, number: int) -> AvailabilitySchedule:
+        """Intervals of exponential length, alternately available and not, for a week."""
+        rng, online, offline = stream(self.seed, "availability", number), self.online, self.offline
+        available, time = bool(rng.random() < online / (online + offline)), 0.0
+        intervals: list[tuple[float, float]] = []
+        while time < WEEK:
+            end = min(WEEK, time + max(MIN_SECONDS, float(rng.exponential(online if available else offline))))
+            if available:
+                intervals.append((time, end))
+            available, time = not available, end
+        if not intervals:  # never available: one interval at the end of the week, or the client could never take part
+            intervals = [(WEEK - min(online, WEEK), WEEK)]
+        begins, ends = zip(*intervals, strict=True)
+        return AvailabilitySchedule(begins, ends, WEEK)
 
 
 @dataclass(frozen=True)
@@ -130,12 +138,13 @@ class Trace(Availability):
             digest.update(np.ascontiguousarray(column).data)
         return cls(digest.hexdigest(), *columns)
 
-    def _key(self, client: int) -> int:
-        return int(self.users[client])
+    def schedule(self, client: int) -> AvailabilitySchedule:
+        """That of the client's user, built once for all clients that have it."""
+        return super().schedule(int(self.users[client]))
 
-    def _build(self, key: int) -> AvailabilitySchedule:
-        begins, ends = self.intervals[self.starts[key] : self.starts[key + 1]].T.tolist()
-        return AvailabilitySchedule(tuple(begins), tuple(ends), float(self.periods[key]))
+    def _build(self, number: int) -> AvailabilitySchedule:
+        begins, ends = self.intervals[self.starts[number] : self.starts[number + 1]].T.tolist()
+        return AvailabilitySchedule(tuple(begins), tuple(ends), float(self.periods[number]))
 
 
 def availability(devices: Devices, clients: int, seed: int, roots: Sequence[Path]) -> Availability | None:
@@ -145,27 +154,10 @@ def availability(devices: Devices, clients: int, seed: int, roots: Sequence[Path
     if devices.availability == "synthetic":
         return Synthetic(devices.online_hours * 3600, devices.offline_hours * 3600, seed)
     allowed = "a json file, fedscale, synthetic or always"
-    schedules = read(
-        find_trace("devices.availability", devices.availability, roots, ["client_behave_trace*.json"], allowed)
-    )
+    path = find_trace("devices.availability", devices.availability, roots, ["client_behave_trace*.json"], allowed)
+    schedules = read(path)
     count = len(schedules)
     return Trace.from_schedules(schedules, stream(seed, "availability").choice(count, clients, replace=clients > count))
-
-
-def synthetic(online: float, offline: float, seed: int, client: int) -> AvailabilitySchedule:
-    """Intervals of exponential length, alternately available and not, for a week."""
-    rng = stream(seed, "availability", client)
-    available, time = bool(rng.random() < online / (online + offline)), 0.0
-    intervals: list[tuple[float, float]] = []
-    while time < WEEK:
-        end = min(WEEK, time + max(MIN_SECONDS, float(rng.exponential(online if available else offline))))
-        if available:
-            intervals.append((time, end))
-        available, time = not available, end
-    if not intervals:  # never available: one interval at the end of the week, or the client could never take part
-        intervals = [(WEEK - min(online, WEEK), WEEK)]
-    begins, ends = zip(*intervals, strict=True)
-    return AvailabilitySchedule(begins, ends, WEEK)
 
 
 def read(path: Path) -> list[AvailabilitySchedule]:

@@ -16,8 +16,8 @@ from torch.nn import functional
 from cpfl import models
 from cpfl.distillation.ensemble import Chunks, Ensemble, Precision
 from cpfl.errors import CpflError
-from cpfl.federation.joint import Cost, client_evaluation_cost, server_evaluation_cost
 from cpfl.federation.selection.base import participants_per_round
+from cpfl.federation.stopping import Cost, client_evaluation_cost, server_evaluation_cost
 from cpfl.models import State
 from cpfl.randomness import stream
 from cpfl.settings import Distillation

@@ -14,7 +14,6 @@ from cpfl.engines.aggregation import RoundAggregator
 from cpfl.engines.base import Engine, OnRound
 from cpfl.errors import DivergedError, ModelError, first_line
 from cpfl.federation import local_training, optimizers
-from cpfl.federation.optimizers import schedule
 from cpfl.federation.optimizers.base import ClientState
 from cpfl.federation.session import ClientResult, RoundRequest, RoundResult, Session
 from cpfl.models import State
@@ -98,7 +97,7 @@ class ReferenceEngine(Engine):
     ) -> ClientState:
         """The state of a client at the start of its round."""
         memory = {name: torch.zeros_like(start_P) for name in self._optimizer.buffers}
-        rate = schedule.rate(self._task.experiment.federation, round)
+        rate = local_training.rate(self._task.experiment.federation, round)
         return ClientState(rate, start_P.new_zeros(1), memory, start_P, client_P, cohort_P)
 
     def _train(self, client: int, request: RoundRequest, state: ClientState) -> tuple[ClientResult, Tensor]:

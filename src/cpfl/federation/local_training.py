@@ -1,12 +1,15 @@
-"""A client's local work in one round: which batches, and how they are augmented; engines do the arithmetic."""
+"""A client's local work in one round: batches, their augmentation, the learning rate; engines do the arithmetic."""
 
+import json
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpfl.data.transform import AugmentationPlan, draw_augmentation
 from cpfl.randomness import stream
+from cpfl.registry import Registry, require
 from cpfl.settings import Federation
 
 
@@ -20,13 +23,6 @@ def all_steps(federation: Federation, samples_M: NDArray[np.int64]) -> NDArray[n
     if federation.local_steps:
         return np.full_like(samples_M, federation.local_steps)
     return federation.local_epochs * -(-samples_M // federation.batch_size)
-
-
-def samples(federation: Federation, held: int) -> int:
-    """Samples that a client visits in one round."""
-    if federation.local_steps:
-        return federation.local_steps * min(held, federation.batch_size)
-    return federation.local_epochs * held
 
 
 def samples_in_steps(federation: Federation, held: int, steps: int) -> int:
@@ -56,3 +52,68 @@ def augmentation(count: int, shape: tuple[int, ...], seed: int, client: int, rou
 def validation_augmentation(count: int, shape: tuple[int, ...], seed: int, client: int, round: int) -> AugmentationPlan:
     """The augmentation of a client's validation images, where that setting is on."""
     return draw_augmentation(stream(seed, "val-augment", client, round), count, shape)
+
+
+class LRSchedule:
+    """The constant schedule, and the base of the others."""
+
+    def share(self, done: int) -> float:
+        """The part of federation.lr that is left after so many rounds."""
+        return 1.0
+
+
+class Step(LRSchedule):
+    """Every `rounds` rounds the rate is multiplied by `factor`, until the part `floor` of it is left."""
+
+    def __init__(self, rounds: int, factor: float = 0.5, floor: float = 0.01) -> None:
+        require("rounds", rounds, rounds >= 1, "1 or more")
+        require("factor", factor, 0 < factor <= 1, "above 0, at most 1")
+        require("floor", floor, 0 < floor <= 1, "above 0, at most 1")
+        self.rounds, self.factor, self.floor = rounds, factor, floor
+
+    def share(self, done: int) -> float:
+        return max(self.factor ** (done // self.rounds), self.floor)
+
+
+class Cosine(LRSchedule):
+    """Loshchilov & Hutter 2017 (SGDR), equation 5, without restarts: down to the part `floor` in `rounds` rounds."""
+
+    def __init__(self, rounds: int, floor: float = 0.01) -> None:
+        require("rounds", rounds, rounds >= 1, "1 or more")
+        require("floor", floor, 0 < floor <= 1, "above 0, at most 1")
+        self.rounds, self.floor = rounds, floor
+
+    def share(self, done: int) -> float:
+        angle = math.pi * min(done, self.rounds) / self.rounds
+        return self.floor + (1 - self.floor) * (1 + math.cos(angle)) / 2
+
+
+LR_SCHEDULES: Registry[LRSchedule] = Registry(
+    "federation.lr_schedule",
+    f"{__name__}:LRSchedule",
+    {"constant": f"{__name__}:LRSchedule", "step": f"{__name__}:Step", "cosine": f"{__name__}:Cosine"},
+)
+
+
+def rate(federation: Federation, round: int) -> float:
+    """The learning rate of a round, counted from 1."""
+    lr = federation.lr * lr_schedule(federation).share(round - 1)
+    if round < federation.warmup_rounds:  # Goyal et al. 2017, section 2.2: gradual warm-up
+        lr *= round / federation.warmup_rounds
+    return lr
+
+
+def lr_schedule(federation: Federation) -> LRSchedule:
+    """The schedule that an experiment names, with its arguments checked."""
+    return _schedule(federation.lr_schedule, json.dumps(federation.lr_schedule_args))
+
+
+@lru_cache
+def _schedule(name: str, args: str) -> LRSchedule:
+    """Built once, for engines ask for the rate of every client and round."""
+    return LR_SCHEDULES.build(name, json.loads(args))
+
+
+def constant_rate(federation: Federation) -> bool:
+    """Whether all rounds have the same rate."""
+    return federation.lr_schedule == "constant" and federation.warmup_rounds <= 1

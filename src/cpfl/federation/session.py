@@ -68,7 +68,7 @@ class Session:
         self._experiment = experiment
         self._rule = STOPPING_RULES.build(experiment.stopping.rule, experiment.stopping.rule_args, experiment.stopping)
         self._kept: State | None = None
-        self._average = start
+        self._shown = start  # the model that stands for the cohort: the newest, or the moving average
         known = np.zeros(0, np.int64) if sizes is None else sizes
         size = optimizers.one_way_bytes(experiment.federation, model_bytes)
         self._info = CohortInfo(cohort, self.clients, experiment.federation, fleet, size, known)
@@ -127,8 +127,9 @@ class Session:
 
         before = Snapshot(self.cohort, self.round, self.clock, self._shown)
         self.model = outcome.model
-        if self._averages:
-            self._average = ema(self._average, self.model, 1 / min(number, self._experiment.stopping.ema_rounds))
+        stopping = self._experiment.stopping
+        averages = stopping.keep == "ema"
+        self._shown = ema(self._shown, self.model, 1 / min(number, stopping.ema_rounds)) if averages else self.model
         self.algorithm_state = self.algorithm_state.updated(outcome.algorithm_state)
         self.round, self.clock, self.cpu_seconds = number, clock, cpu_seconds
         self.bytes += cost.bytes
@@ -207,9 +208,8 @@ class Session:
         kept = {snapshot.round for snapshot in closed.snapshots}
         due = self._due(Snapshot(self.cohort, self.round, arrived, self._shown)) if self.round not in kept else []
         snapshots = [replace(snapshot, clock=arrived) for snapshot in due[:1]]
-        return ClosedRound(
-            self._with_unfinished(replace(closed.record, stop=self.stopped)), [*closed.snapshots, *snapshots]
-        )
+        record = self._with_unfinished(replace(closed.record, stop=self.stopped))
+        return ClosedRound(record, [*closed.snapshots, *snapshots])
 
     def teacher(self) -> State:
         """The model that this cohort contributes: the best by validation, else the newest or the moving average of late
@@ -224,8 +224,8 @@ class Session:
         states, newest = {"model": self.model}, self._kept is self.model
         if self._kept is not None and not newest:
             states["kept"] = self._kept
-        if self._averages:
-            states["average"] = self._average
+        if self._experiment.stopping.keep == "ema":
+            states["average"] = self._shown
         states |= self.algorithm_state.states()
         numbers = {key: getattr(self, key) for key in _NUMBERS}
         older, planned = self._planner.state()
@@ -238,7 +238,7 @@ class Session:
     def restore(self, states: dict[str, State], numbers: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.model = states["model"]
-        self._average = states.get("average", self.model)
+        self._shown = states.get("average", self.model)
         self.algorithm_state = AlgorithmState.from_states(states)
         self._kept = self.model if numbers["kept_is_newest"] else states.get("kept")
         for key in _NUMBERS:
@@ -248,15 +248,6 @@ class Session:
         older = {int(kind.removeprefix(_OLDER)): one for kind, one in states.items() if kind.startswith(_OLDER)}
         self._plans.clear()
         self._planner.restore(older, numbers["planner"])
-
-    @property
-    def _averages(self) -> bool:
-        return self._experiment.stopping.keep == "ema"
-
-    @property
-    def _shown(self) -> State:
-        """The model that stands for the cohort now."""
-        return self._average if self._averages else self.model
 
     @property
     def _phase_end(self) -> float:

@@ -42,8 +42,9 @@ def trained(answer: Answer, client: EnrolledClient, like: State, federation: Fed
             raise TypeError
     except Exception as error:  # numpy and flwr raise many kinds for a malformed answer
         raise Refused(f"its answer cannot be read ({type(error).__name__})") from None
-    expected = local_training.samples(federation, client.training)
-    if examples != expected or steps != local_training.steps(federation, client.training):
+    all_steps = local_training.steps(federation, client.training)
+    expected = local_training.samples_in_steps(federation, client.training, all_steps)
+    if examples != expected or steps != all_steps:
         raise Refused(f"it claims {examples} samples and {steps} steps; {expected} were due")
     check_model(model, like)
     if not (isinstance(loss, float) and math.isfinite(loss)):

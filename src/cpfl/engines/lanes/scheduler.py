@@ -24,7 +24,6 @@ from cpfl.engines.lanes.evaluation import PendingEvaluation, Round, StaleUpdates
 from cpfl.engines.lanes.step import Lanes
 from cpfl.errors import DivergedError
 from cpfl.federation import local_training
-from cpfl.federation.optimizers import schedule
 from cpfl.federation.session import ClientResult, RoundResult, Session
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class Scheduler:
             one = heapq.heappop(self._waiting)[-1]
             self._lay_out(one, lane)
             self._in_lane[lane], self._left[lane], self._next[lane] = one, one.steps, 0
-            rate = schedule.rate(self._settings, one.round)
+            rate = local_training.rate(self._settings, one.round)
             round = self._rounds[one.cohort]
             entering.append((lane, round.cohort_slot, one.client, rate, 0))
             if round.stale is not None and one.client in round.stale.starts:

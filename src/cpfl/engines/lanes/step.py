@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from cpfl.engines.lanes.batch_schedule import EMPTY
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer
-from cpfl.federation.optimizers import schedule
+from cpfl.federation import local_training
 from cpfl.federation.optimizers.base import ClientState, Step
 
 WARM_UPS = 3
@@ -43,7 +43,7 @@ class Lanes:
         self._rates_L1 = torch.zeros(count + 1, 1, dtype=buffers.dtype, device=device)
         needed = (self._optimizer.needs_start, self._optimizer.has_client_state, self._optimizer.has_client_state)
         self._state = ClientState(
-            settings.lr if schedule.constant(settings) else self._rates_L1,
+            settings.lr if local_training.constant_rate(settings) else self._rates_L1,
             torch.zeros_like(self._rates_L1),
             {name: torch.zeros_like(self.params_LP) for name in self._optimizer.buffers},
             *(torch.zeros_like(self.params_LP) if one else None for one in needed),

@@ -16,7 +16,6 @@ from cpfl.engines.workers.model_rows import ModelRow, bind, model_rows
 from cpfl.engines.workers.sequential import sequential_step
 from cpfl.errors import ModelError, first_line
 from cpfl.federation import local_training, optimizers
-from cpfl.federation.optimizers import schedule
 from cpfl.federation.optimizers.base import ClientState
 from cpfl.models import State
 from cpfl.models.layout import IMAGE_AXES, Layout
@@ -81,7 +80,7 @@ class Trainer:
             models.seed_torch(experiment.seed, "model", client, round)
         params_P = self._row.parameters_P
         state = ClientState(
-            schedule.rate(experiment.federation, round),
+            local_training.rate(experiment.federation, round),
             params_P.new_zeros(1),
             {name: torch.zeros_like(params_P) for name in self._optimizer.buffers},
             params_P.clone() if self._optimizer.needs_start else None,

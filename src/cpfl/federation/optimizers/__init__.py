@@ -1,7 +1,7 @@
 """How clients learn and how their models become one: client and server optimizers; engines call them."""
 
 from cpfl.errors import SettingError
-from cpfl.federation.optimizers import schedule
+from cpfl.federation import local_training
 from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
 from cpfl.federation.optimizers.server import FedAvg
 from cpfl.settings import Federation
@@ -29,7 +29,7 @@ def check(federation: Federation, participants: int | None = None) -> None:
     `participants` is how many clients of the smallest cohort take part in a round, where that is known.
     """
     client, server = client_optimizer(federation), server_optimizer(federation)
-    schedule.schedule(federation)
+    local_training.lr_schedule(federation)
     if problem := _conflict(federation, client, server):
         raise SettingError(problem)
     if participants is not None and (problem := server.shortage(participants, "the smallest cohort has at most")):
@@ -38,25 +38,18 @@ def check(federation: Federation, participants: int | None = None) -> None:
 
 def _conflict(federation: Federation, client: ClientOptimizer, server: ServerOptimizer) -> str:
     """What does not go together, in one sentence; built-in optimizers were refused before, these are a user's."""
-    client_name, server_name = (
-        f"federation.client = {federation.client!r}",
-        f"federation.server = {federation.server!r}",
-    )
+    client_name = f"federation.client = {federation.client!r}"
+    server_name = f"federation.server = {federation.server!r}"
     if server.needs_all_models and federation.weights != "equal":
         return f'{server_name} needs every update and counts all alike: federation.weights must be "equal"'
-    ages, kind, own = federation.mixes_ages, type(server), []
+    ages, kind = federation.mixes_ages, type(server)
     if ages and (client.has_client_state or server.needs_all_models):
         name = client_name if client.has_client_state else server_name
         return f"{name} needs clients of one round: it does not go with {ages}"
-    if kind.weight is not ServerOptimizer.weight:
-        own.append("weight")
-    if kind.update_scale is not ServerOptimizer.update_scale:
-        own.append("update_scale")
+    own = [name for name in ("weight", "update_scale") if getattr(kind, name) is not getattr(ServerOptimizer, name)]
     if ages and own:  # age and federation.weights alone say how much an update counts there
-        return (
-            f"{server_name} has its own {' and '.join(own)}, which ignores the age of updates: "
-            f"it does not go with {ages}"
-        )
+        own_rules = f"its own {' and '.join(own)}, which ignores the age of updates"
+        return f"{server_name} has {own_rules}: it does not go with {ages}"
     if type(client).correct_model is not ClientOptimizer.correct_model and not isinstance(server, FedAvg):
         return f'{client_name} has a server step of its own: federation.server must be "mean"'
     return ""

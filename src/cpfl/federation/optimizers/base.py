@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cpfl.models.averaging import RunningMean
 from cpfl.settings import Federation
 
 
@@ -118,28 +119,22 @@ class Aggregator:
 
     def __init__(self, optimizer: ServerOptimizer, start: Tensor) -> None:
         self._optimizer, self._start = optimizer, start
-        self._sum: Tensor | None = None
-        self._weight = 0.0
-        self._kept: list[Tensor] = []
+        self._mean, self._kept = RunningMean(), list[Tensor]()
 
     def add(self, model: Tensor, weight: float) -> None:
         """Add one client's model; the tensor may be reused afterwards."""
         model = self._optimizer.clip_update(model, self._start)
         if self._optimizer.needs_all_models:
             self._kept.append(model.clone())
-        elif self._sum is None:
-            self._sum = model * weight
         else:
-            self._sum.add_(model, alpha=weight)
-        self._weight += weight
+            self._mean.add({"model": model}, weight)
 
     def result(self, update_scale: float, buffers: dict[str, Tensor]) -> Tensor:
         """The cohort's next model; buffers are changed in place."""
         if self._optimizer.needs_all_models:
             mean = self._optimizer.aggregate(torch.stack(self._kept))
         else:
-            assert self._sum is not None
-            mean = self._sum / self._weight
+            mean = self._mean.result()["model"]
         return self._optimizer.update(self._start, mean, update_scale, buffers)
 
 

@@ -56,7 +56,6 @@ class Synchronous(RoundPlanner):
     def __init__(self, cohort: CohortInfo, crash_rate: float, seed: int) -> None:
         super().__init__(cohort, crash_rate, seed)
         settings = self._settings
-        self._members = Members(cohort.clients)
         self._needed = participants_per_round(settings, len(cohort.clients))
         if settings.min_results > self._needed:
             raise SettingError(
@@ -86,7 +85,9 @@ class Synchronous(RoundPlanner):
             if len(able) < minimum:
                 elapsed += self._wait(number, clock + elapsed)
                 able = self._available(clock + elapsed, self._pending)
-            one = self._attempt(able, number, turn, clock + elapsed)
+            selected = self._select(able, min(self._selected, len(able)), number, turn, clock + elapsed)
+            outcomes = [self._predict(c, self._steps(c), clock + elapsed, number, turn) for c in selected]
+            one = attempt(outcomes, self._needed, self._settings.deadline)
             if len(one.counted) >= minimum:
                 return self._plan(number, clock, elapsed, one, waste, turn)
             elapsed += one.seconds
@@ -119,11 +120,6 @@ class Synchronous(RoundPlanner):
                 f"from round {number} of cohort {self._cohort.number} on (devices.availability): lower it"
             )
         return moment - clock + ROUNDING  # not a float's last digit too early
-
-    def _attempt(self, able: Sequence[int], number: int, turn: int, clock: float) -> Attempt:
-        selected = self._select(able, min(self._selected, len(able)), number, turn, clock)
-        outcomes = [self._predict(client, self._steps(client), clock, number, turn) for client in selected]
-        return attempt(outcomes, self._needed, self._settings.deadline)
 
     def _steps(self, client: int) -> int:
         """All steps of a client, or as many as fit before the deadline; at least one, which then is late."""
@@ -162,9 +158,7 @@ class Synchronous(RoundPlanner):
         address = (number, turn) if turn else (number,)
         rng = stream(self._seed, "selection", self._cohort.number, *address)
         selected = [int(client) for client in self._selection.select(able, count, number, rng, clock)]
-        everybody = len(able) == len(self._members)
-        known = self._members.holds(selected) if everybody else frozenset(able).issuperset(selected)
-        if not (known and 0 < len(set(selected)) == len(selected) <= count):
+        if not (Members(able).holds(selected) and 0 < len(set(selected)) == len(selected) <= count):
             raise CpflError(
                 f"federation.selection = {self._settings.selection!r} chose {selected[:20]} in round {number} of "
                 f"cohort {self._cohort.number}: it must be 1 to {count} different ones of the clients that it was given"

@@ -162,11 +162,9 @@ class LeastAvailable(Selection):
         availability = self.cohort.fleet.availability
         assert availability is not None, "the experiment was checked for it"
         slot = clock + self._mean, clock + 2 * self._mean
-        forecast = {}
-        for client in rested:
-            share = availability.schedule(client).share(*slot)
-            forecast[client] = 1 - share if wrong[client] else share
-        return sorted(rested, key=lambda client: forecast[client])[:count]
+        shares = [availability.schedule(client).share(*slot) for client in rested]
+        forecast = {c: 1 - share if wrong[c] else share for c, share in zip(rested, shares, strict=True)}
+        return sorted(rested, key=forecast.__getitem__)[:count]
 
     def update(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
         # μ_t = (1 − α) · D_{t−1} + α · μ_{t−1}
