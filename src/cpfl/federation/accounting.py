@@ -43,8 +43,8 @@ def observed_cost(cohort: CohortInfo, outcome: RoundResult) -> RoundCost:
     """The cost of a round that waits for the results of all participants."""
     computing, lasting = {}, {}
     for r in outcome.results:
-        expected = cohort.compute_seconds(r.client, r.steps)
-        computing[r.client] = own = expected if r.compute_seconds is None else r.compute_seconds
+        own = cohort.compute_seconds(r.client, r.steps) if r.compute_seconds is None else r.compute_seconds
+        computing[r.client] = own
         lasting[r.client] = own + cohort.transfer_seconds(r.client) if r.total_seconds is None else r.total_seconds
     slowest = max(lasting, key=lasting.__getitem__)
     seconds = lasting[slowest] if outcome.seconds is None else outcome.seconds

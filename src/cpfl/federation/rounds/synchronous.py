@@ -133,17 +133,16 @@ class Synchronous(RoundPlanner):
         begins = clock + elapsed
         end = begins + one.seconds
         counted = {outcome.client: outcome for outcome in one.counted}
-        lost, pending, stale = list(one.others), list[Pending](), dict[int, int]()
-        if self._stale:
-            late = [outcome for outcome in one.others if outcome.arrives]
-            lost = [outcome for outcome in one.others if not outcome.arrives]
-            for work in [*self._pending, *(Pending(number, begins, outcome) for outcome in late)]:
-                if number - work.round > self._settings.max_staleness:
-                    waste += self._wasted([work.outcome], end - work.began)
-                elif work.ends <= end and work.round < number:
-                    counted[work.outcome.client], stale[work.outcome.client] = work.outcome, work.round
-                else:
-                    pending.append(work)
+        pending, stale = list[Pending](), dict[int, int]()
+        late = [outcome for outcome in one.others if self._stale and outcome.arrives]
+        for work in [*self._pending, *(Pending(number, begins, outcome) for outcome in late)]:
+            if number - work.round > self._settings.max_staleness:
+                waste += self._wasted([work.outcome], end - work.began)
+            elif work.ends <= end and work.round < number:
+                counted[work.outcome.client], stale[work.outcome.client] = work.outcome, work.round
+            else:
+                pending.append(work)
+        lost = [outcome for outcome in one.others if not (self._stale and outcome.arrives)]
         waste += self._wasted(lost, one.seconds)
         outcomes = [counted[client] for client in sorted(counted)]
         cost = self._cost(outcomes, elapsed + one.seconds, one.slowest, waste, repeats)
