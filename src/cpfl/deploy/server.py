@@ -1,7 +1,8 @@
 """The half of a Flower app that runs at the server: enrol clients, sum label counts, train cohorts, distill, save."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from cpfl.data.split import Clients
 from cpfl.deploy import run_config
 from cpfl.devices.fleet import Fleet
 from cpfl.engines.create import torch_device
-from cpfl.engines.flower.algorithms import CohortAlgorithm, CohortGrid, StrategyAlgorithm
 from cpfl.engines.flower.client_registry import ClientRegistry
 from cpfl.engines.flower.engine import FlowerEngine
 from cpfl.engines.flower.message_loop import MessageLoop
@@ -77,41 +77,42 @@ def serve(
     chosen, run = run_config.read(experiment, context.run_config)
     path = Path(run.out) if run.out else RUNS / new_name(chosen)
     folder = _unfinished(path, chosen)
-    resumed = folder is not None
-    if folder is None:
-        RunFolder.check_free(path)
+    event = "resumed" if folder else "started"
     check_snapshots(chosen)
-    callback, device = LogCallback(), torch_device(run.device)
-    notify = callback.on_message
+    device = torch_device(run.device)
     task = server_task(chosen, model, test, public)
     method.assign_cohorts(task)  # a session checks its settings: errors are raised before anything is written
-    loop, registry = MessageLoop(grid), ClientRegistry(chosen, notify)
-    loop.run([registry.wait_for_clients(loop, run.wait_seconds, run.begin_with or chosen.cohorts)])
+    registry = ClientRegistry(chosen, MessageLoop(grid), log.info)
+    registry.loop.run([registry.wait_for_clients(run.wait_seconds, run.begin_with or chosen.cohorts)])
     if folder:
         task = _restored(task, folder)
     else:
-        counts = SecureCounts(task, registry, notify, run.round_seconds).collect(loop)
-        task = replace(task, label_counts=counts)
-        about = describe(task, None)
-        enrolled = sorted(registry.enrolled.items())
+        task = replace(task, label_counts=SecureCounts(task, registry, run.round_seconds).collect())
+        about, enrolled = describe(task, None), sorted(registry.enrolled.items())
         about["samples"]["train"] = sum(one.training + one.validation for _, one in enrolled)
         about["fleet"] = {"nodes": {str(client): str(one.node) for client, one in enrolled}}
         folder = RunFolder.create(path, chosen, about)
+    engine = FlowerEngine(task, registry, run.round_seconds, run.tries, strategy)
+    with recording(folder, task, device, event) as recorder:
+        outcome = method.cpfl(task, engine, recorder, device)
+        recorder.save(outcome, engine=engine.name, device=device.type)
+        _write_sizes(folder, registry)
+    return folder.path
+
+
+@contextmanager
+def recording(folder: RunFolder, task: Task, device: torch.device, event: str) -> Iterator[RunRecorder]:
+    """A recorder for a run folder that this process holds alone, from its start to its summary."""
     folder.lock()
     try:
         save_initial_models(folder, task)
-        algorithm = _strategy_algorithm(strategy, registry, grid, notify) if strategy else None
-        engine = FlowerEngine(task, loop, registry, notify, run.round_seconds, run.tries, algorithm)
-        engine.device = device.type
-        folder.log("resumed" if resumed else "started", engine=engine.name, device=str(device))
-        recorder = RunRecorder(folder, chosen, callback)
-        summary = recorder.save(method.cpfl(task, engine, recorder, device), engine=engine.name, device=engine.device)
-        _write_sizes(folder, registry)
+        folder.log(event, engine=FlowerEngine.name, device=str(device))
+        yield RunRecorder(folder, task.experiment, LogCallback())
         folder.log("finished")
     finally:
         folder.unlock()
-    notify(f"the accuracy of the global model on the test set is {summary['student_accuracy']:.2f} %: {folder.path}")
-    return folder.path
+    accuracy = (folder.summary() or {})["student_accuracy"]
+    log.info("the accuracy of the global model on the test set is %.2f %%: %s", accuracy, folder.path)
 
 
 def server_task(experiment: Experiment, model: UserModel, test: Any, public: Any) -> Task:
@@ -160,15 +161,14 @@ class LogCallback(Callback):
         )  # fmt: skip
 
     def on_message(self, text: str) -> None:
-        log.info("%s", text)
+        log.info(text)
 
 
 def _unfinished(path: Path, experiment: Experiment) -> RunFolder | None:
-    """The folder of an unfinished run of the same experiment."""
-    if not (path / "run.json").is_file():
-        return None
-    folder = RunFolder.open(path)
-    if folder.summary() is not None:
+    """The folder of an unfinished run of the same experiment; None: there is none, and the path is free."""
+    folder = RunFolder.open(path) if (path / "run.json").is_file() else None
+    if folder is None or folder.summary() is not None:
+        RunFolder.check_free(path)
         return None
     if folder.experiment() != experiment:
         raise CpflError(f"{folder.path} was started with other settings: resume it with those, or choose another out")
@@ -176,12 +176,13 @@ def _unfinished(path: Path, experiment: Experiment) -> RunFolder | None:
 
 
 def _restored(task: Task, folder: RunFolder) -> Task:
-    about = folder.about()
+    """The task with the initial model, the cohorts and the label counts that the run started with."""
+    about, start = folder.about(), task.start
     if folder.model("start").is_file():
         stored = load_state(folder.model("start"))
-        task = replace(task, start={name: stored[name] for name in task.start})
+        start = {name: stored[name] for name in start}
     counts = label_counts.from_rows(about["label_counts"], task.data.classes)
-    return replace(task, cohorts=about["cohorts"], label_counts=counts)
+    return replace(task, start=start, cohorts=about["cohorts"], label_counts=counts)
 
 
 def _write_sizes(folder: RunFolder, registry: ClientRegistry) -> None:
@@ -192,15 +193,3 @@ def _write_sizes(folder: RunFolder, registry: ClientRegistry) -> None:
         enrolled = registry.enrolled.get(row["client"])
         row |= {"samples": enrolled.training, "held_back": enrolled.validation} if enrolled else {}
     files.write_json(path, tree)
-
-
-def _strategy_algorithm(
-    strategy: Callable[[int], Strategy], registry: ClientRegistry, grid: Grid, notify: Callable[[str], None]
-) -> Callable[[Session], CohortAlgorithm]:
-    list(grid.get_node_ids())  # connects, once
-
-    def algorithm(session: Session) -> CohortAlgorithm:
-        nodes = [registry.enrolled[client].node for client in session.clients if client in registry.enrolled]
-        return StrategyAlgorithm(strategy(session.cohort), session, CohortGrid(grid, nodes), notify)
-
-    return algorithm

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,24 @@ from flwr.serverapp import Grid, ServerApp
 from cpfl import method
 from cpfl.api import RUNS, new_name
 from cpfl.deploy import run_config
-from cpfl.deploy.server import LogCallback, ServerData, log, server_task
+from cpfl.deploy.server import ServerData, log, recording, server_task
 from cpfl.engines.create import torch_device
-from cpfl.engines.flower import checks, messages
-from cpfl.engines.flower.checks import Refused
-from cpfl.engines.flower.message_loop import Answer, Call, Conversation, MessageLoop, pause
-from cpfl.engines.flower.messages import ARRAYS, REPORT
+from cpfl.engines.flower import messages
+from cpfl.engines.flower.message_loop import Call, Conversation, MessageLoop, pause
+from cpfl.engines.flower.messages import ARRAYS, REPORT, Refused
 from cpfl.errors import CpflError
 from cpfl.models import State
 from cpfl.privacy import label_counts
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state
-from cpfl.runs.recorder import RunRecorder
-from cpfl.runs.reload import describe
+from cpfl.runs.reload import describe, save_initial_models
 from cpfl.settings import Experiment, experiment_file
 from cpfl.task.task import Task, UserModel
 
 TEACHER = "query.teacher"
 PAUSE_SECONDS = 5.0  # between requests to sites that have not finished
 ANSWER_SECONDS = 120.0  # for a site to answer
+MINIMUM = {"clock": 0, "cpu_seconds": 0, "bytes": 0, "round": 1}  # of numbers in a record
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ def site_app() -> ClientApp:
 
     @app.query("teacher")
     def teacher(message: Message, context: Context) -> Message:
-        return Message(_site_result(context), reply_to=message)
+        folder, cohort = RunFolder(Path(str(context.node_config["run"]))), int(context.node_config["cohort"])
+        return Message(_teacher(folder, cohort), reply_to=message)
 
     return app
 
 
-def _site_result(context: Context) -> RecordDict:
-    """The content of the run folder; before the cohort has stopped, only its number of rounds."""
-    folder = RunFolder(Path(str(context.node_config["run"])))
+def _teacher(folder: RunFolder, cohort: int) -> RecordDict:
+    """The content of a site's run folder; before the cohort has stopped, only its number of rounds."""
     lines = records.read(folder.rounds(0))
     if not (lines and lines[-1]["stop"] and folder.teacher(0).is_file()):
         return messages.answer({"rounds": len(lines)})
@@ -73,7 +73,7 @@ def _site_result(context: Context) -> RecordDict:
     if len(about["cohorts"]) != 1:
         raise CpflError(f"{folder.path} has {len(about['cohorts'])} cohorts: a site runs one")
     report = {
-        "cohort": int(context.node_config["cohort"]),
+        "cohort": cohort,
         "records": json.dumps(lines),
         "label counts": about["label_counts"][0] or [],
         "clients": len(about["cohorts"][0]),
@@ -112,23 +112,14 @@ def collect(
     counts = label_counts.from_rows([site.label_counts for site in sites], task.data.classes)
     task = replace(task, cohorts=cohorts, label_counts=counts, start=like.start)
     folder = _write_folder(path, task, sites)
-    folder.lock()
-    try:
-        folder.log("started", engine="flower", device=str(device))
-        training = time.perf_counter() - began
-        settings = task.experiment.distillation
-        recorder = RunRecorder(folder, task.experiment, LogCallback())
+    with recording(folder, task, device, "started") as recorder:
+        training, settings = time.perf_counter() - began, task.experiment.distillation
         teachers = recorder.teachers(settings)
         outcome = method.distill(task, teachers, settings, device, recorder.on_epoch)
         rate = teachers.costs["samples"] / max(teachers.hours * 3600, training, 1e-9)
         seconds = round(time.perf_counter() - began, 3)
         more = {"wall_seconds": seconds, "samples_per_second": round(rate, 1), "device": device.type}
-        summary = recorder.save(outcome, engine="flower", **more)
-        folder.log("finished")
-    finally:
-        folder.unlock()
-    accuracy = summary["student_accuracy"]
-    log.info("the accuracy of the global model on the test set is %.2f %%: %s", accuracy, folder.path)
+        recorder.save(outcome, engine="flower", **more)
     return folder.path
 
 
@@ -143,7 +134,7 @@ def _collect_sites(grid: Grid, like: Task, needed: int, seconds: float) -> Conve
         answers = (yield Call(TEACHER, requests, ANSWER_SECONDS)) if waiting else {}
         for node, answer in answers.items():
             try:
-                site = _read(answer, like)
+                site = answer.read(partial(_site_result, like))
             except Refused as why:
                 log.info("the result of node %d is not used: %s", node, why)
                 continue
@@ -162,44 +153,36 @@ def _collect_sites(grid: Grid, like: Task, needed: int, seconds: float) -> Conve
     return [found[cohort] for cohort in sorted(found)]
 
 
-def _read(answer: Answer, like: Task) -> SiteResult | None:
-    """A site's result; None: its cohort has not stopped."""
-    if answer.content is None:
-        raise Refused(answer.reason)
-    try:
-        report: Any = answer.content.config_records[REPORT]
-        if "cohort" not in report:
-            return None
-        model = messages.state(answer.content.array_records[ARRAYS])
-        lines, labels = json.loads(report["records"]), [int(count) for count in report["label counts"]]
-        cohort, clients = int(report["cohort"]), int(report["clients"])
-        for line in lines:
-            if not (line["clock"] >= 0 and line["cpu_seconds"] >= 0 and line["bytes"] >= 0 and line["round"] >= 1):
-                raise ValueError
-    except Exception as error:  # a malformed answer can raise anything
-        raise Refused(f"it cannot be read ({type(error).__name__})") from None
+def _site_result(like: Task, content: RecordDict) -> SiteResult | None:
+    """What a site sent, if it is valid; None: its cohort has not stopped."""
+    report: Any = content.config_records[REPORT]
+    if "cohort" not in report:
+        return None
+    lines, labels = json.loads(report["records"]), [int(count) for count in report["label counts"]]
+    cohort, clients = int(report["cohort"]), int(report["clients"])
+    if not all(line[key] >= least for line in lines for key, least in MINIMUM.items()):
+        raise Refused("a number in its records is too small")
     if labels and (len(labels) != like.data.classes or min(labels) < 0):
         raise Refused(f"it counts {len(labels)} classes, there are {like.data.classes}")
     if not (0 <= cohort < like.experiment.cohorts and clients >= 1 and lines):
         raise Refused(f"cohort {cohort} with {clients} clients: there are {like.experiment.cohorts} cohorts")
-    checks.check_model(model, like.start)
-    return SiteResult(cohort, {name: model[name] for name in like.start}, lines, labels or None, clients)
+    return SiteResult(cohort, messages.checked_state(content, like.start), lines, labels or None, clients)
 
 
 def _write_folder(path: Path, task: Task, sites: Sequence[SiteResult]) -> RunFolder:
     """A run folder like that of one SuperLink."""
     about = {**describe(task, None), "sites": [site.cohort for site in sites]}
     folder = RunFolder.create(path, task.experiment, about)
-    files.save_tensors(folder.model("start"), task.start, {"round": 0, "clock": 0.0})
+    save_initial_models(folder, task)
     for cohort, site in enumerate(sites):
-        lines = [_renumbered(line, cohort, task.cohorts[cohort][0]) for line in site.records]
-        numbers = {"cohort": cohort, "round": len(lines), "best_round": 0}
+        numbers = {"cohort": cohort, "round": len(site.records), "best_round": 0}
         files.save_tensors(folder.teacher(cohort), site.model, numbers)
-        records.append(folder.rounds(cohort), *lines)
+        records.append(folder.rounds(cohort), *(_renumbered(r, cohort, task.cohorts[cohort][0]) for r in site.records))
     return folder
 
 
 def _renumbered(line: dict[str, Any], cohort: int, first: int) -> dict[str, Any]:
+    """A site's record with the numbers that its cohort and clients have in the whole."""
     participants = [client + first for client in line["participants"]]
     found = {**line, "cohort": cohort, "participants": participants, "slowest": line["slowest"] + first}
     if line.get("excluded"):

@@ -39,7 +39,7 @@ def test():
 
 def wait_at(gate, first, seconds, message):
     """From a round on: not before the gate is gone, or it has waited so long."""
-    if message.metadata.message_type == "train" and messages.Instruction.read(message.content["config"]).train >= first:
+    if message.metadata.message_type == "train" and message.content["config"]["cpfl.train"] >= first:
         end = time.monotonic() + seconds
         while gate.exists() and time.monotonic() < end:
             time.sleep(0.05)

@@ -5,25 +5,36 @@ session evaluates, stops and keeps records.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from cpfl import models
 from cpfl.engines.aggregation import RoundAggregator
 from cpfl.engines.flower import messages
-from cpfl.engines.flower.checks import Trained
 from cpfl.engines.flower.client_registry import ClientRegistry
-from cpfl.engines.flower.messages import ARRAYS, CONFIG
 from cpfl.federation import optimizers
 from cpfl.federation.messages import AlgorithmState
-from cpfl.federation.session import RoundRequest, Session
+from cpfl.federation.session import ClientResult, RoundRequest, Session
 from cpfl.models import State
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
+
+TrainMessages = Mapping[int, tuple[ArrayRecord, Mapping[str, Any]]]
+"""A model and a config by client."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A participant's model and report, both checked."""
+
+    model: State
+    result: ClientResult
+    message: Message
 
 
 class CohortAlgorithm:
@@ -32,8 +43,8 @@ class CohortAlgorithm:
     min_results: int = 1  # with fewer answers there is no next model, and the round is repeated
     state: AlgorithmState = AlgorithmState()  # of the server optimizer after the last round
 
-    def open(self, number: int, model: State, available: Mapping[int, int]) -> dict[int, RecordDict]:
-        """The train messages of a round by client; `available`: the cohort's reachable clients and their nodes."""
+    def open(self, number: int, model: State, available: Mapping[int, int]) -> TrainMessages:
+        """The train messages of a round; `available`: the cohort's reachable clients and their nodes."""
         raise NotImplementedError
 
     def close(self, number: int, answers: list[Trained]) -> State | None:
@@ -51,11 +62,10 @@ class SessionAlgorithm(CohortAlgorithm):
         module = models.fresh(task.build, task.experiment.seed, "init", task.data.transform.dtype)
         self._layout, self._start = Layout.from_module(module), session.model
 
-    def open(self, number: int, model: State, available: Mapping[int, int]) -> dict[int, RecordDict]:
+    def open(self, number: int, model: State, available: Mapping[int, int]) -> TrainMessages:
         """All selected clients, also unavailable ones: the round's record names them."""
         self._start = model
-        content = RecordDict({ARRAYS: messages.packed(model), CONFIG: ConfigRecord({})})
-        return dict.fromkeys(self._session.participants(number), content)
+        return dict.fromkeys(self._session.participants(number), (messages.packed(model), {}))
 
     def close(self, number: int, answers: list[Trained]) -> State:
         """Weights are the sizes that clients enrolled with, not what they claim now."""
@@ -70,40 +80,25 @@ class SessionAlgorithm(CohortAlgorithm):
 class CohortGrid:
     """A Flower grid that shows a cohort's nodes only; everything else is that of the whole grid."""
 
-    def __init__(self, grid: Grid, nodes: Iterable[int] = ()) -> None:
-        self._grid, self.nodes = grid, list(nodes)
+    def __init__(self, grid: Grid, nodes: Iterable[int]) -> None:
+        self._grid, self._nodes = grid, list(nodes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
     def get_node_ids(self) -> Iterable[int]:
         """The cohort's nodes."""
-        return list(self.nodes)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send to the cohort's nodes."""
-        return self._grid.push_messages(self._checked(messages))
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send to the cohort's nodes and wait for their replies."""
-        return self._grid.send_and_receive(self._checked(messages), timeout=timeout)
-
-    def _checked(self, messages: Iterable[Message]) -> list[Message]:
-        chosen = list(messages)
-        foreign = {message.metadata.dst_node_id for message in chosen} - set(self.nodes)
-        if foreign:
-            raise ValueError(f"nodes {sorted(foreign)} are not in this cohort")
-        return chosen
+        return self._nodes
 
 
 class StrategyAlgorithm(CohortAlgorithm):
     """Lets a Flower Strategy select the clients, configure their training and aggregate their models."""
 
-    def __init__(self, strategy: Strategy, session: Session, grid: CohortGrid, notify: Callable[[str], None]) -> None:
+    def __init__(self, strategy: Strategy, session: Session, grid: Grid, notify: Callable[[str], None]) -> None:
         self._strategy, self._session, self._grid, self._notify = strategy, session, grid, notify
         self._name = type(strategy).__name__
 
-    def open(self, number: int, model: State, available: Mapping[int, int]) -> dict[int, RecordDict]:
+    def open(self, number: int, model: State, available: Mapping[int, int]) -> TrainMessages:
         """The Strategy's own messages; none if it needs more nodes than are available, for which it would wait."""
         if not self._session.participants(number):  # there is no such round
             return {}
@@ -111,12 +106,14 @@ class StrategyAlgorithm(CohortAlgorithm):
         if len(available) < max(needed, 1):
             self._notify(f"{self._name} needs {needed} nodes, {len(available)} of the cohort are available")
             return {}
-        self._grid.nodes = list(available.values())
-        clients = {node: client for client, node in available.items()}
+        grid = cast(Grid, CohortGrid(self._grid, available.values()))
+        clients, selected = {node: client for client, node in available.items()}, {}
         # A new config for every round: strategies write into it.
-        grid = cast(Grid, self._grid)
-        sent = self._strategy.configure_train(number, messages.arrays(model), ConfigRecord({}), grid)
-        return {clients[message.metadata.dst_node_id]: _renamed(message.content) for message in sent}
+        for message in self._strategy.configure_train(number, messages.arrays(model), ConfigRecord({}), grid):
+            arrays, *_ = message.content.array_records.values()
+            config = next(iter(message.content.config_records.values()), {})
+            selected[clients[message.metadata.dst_node_id]] = arrays, config
+        return selected
 
     def close(self, number: int, answers: list[Trained]) -> State | None:
         """The Strategy's aggregate of the checked answers."""
@@ -129,9 +126,3 @@ class StrategyAlgorithm(CohortAlgorithm):
             self._notify(f"{self._name} made a model with numbers that are not finite: it is not used")
             return None
         return model
-
-
-def _renamed(content: RecordDict) -> RecordDict:
-    """The same records under the names that cpfl's nodes expect."""
-    arrays, configs = list(content.array_records.values()), list(content.config_records.values())
-    return RecordDict({ARRAYS: arrays[0], CONFIG: configs[0] if configs else ConfigRecord({})})

@@ -8,12 +8,15 @@ twentieth of the time it has waited, between 0.1 and 3 seconds; Flower's `send_a
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from cpfl.engines.flower import messages
+from cpfl.engines.flower.messages import Refused
+
+Result = TypeVar("Result")
 
 MIN_SLEEP, MAX_SLEEP, SLEEP_SHARE = 0.1, 3.0, 0.05  # seconds, and the share of the time waited
 NODE_LIST_SECONDS = 5.0  # between requests for the list of connected nodes
@@ -40,10 +43,16 @@ class Answer:
     seconds: float = 0.0  # from the call to the answer
     bytes: int = 0  # of models, both ways
 
-    @property
-    def content(self) -> RecordDict | None:
-        """The content of the reply."""
-        return self.message.content if self.message else None
+    def read(self, reader: Callable[[RecordDict], Result]) -> Result:
+        """What `reader` makes of the reply's content; Refused if there is no reply, or a malformed one."""
+        if self.message is None:
+            raise Refused(self.reason)
+        try:
+            return reader(self.message.content)
+        except Refused:
+            raise
+        except Exception as error:  # numpy and flwr raise many kinds for a malformed answer
+            raise Refused(f"its answer cannot be read ({type(error).__name__})") from None
 
 
 Conversation = Generator[Call, dict[int, Answer], Any]
@@ -52,18 +61,24 @@ Conversation = Generator[Call, dict[int, Answer], Any]
 @dataclass
 class _OpenCall:
     conversation: Conversation
+    call: Call
     began: float
     deadline: float
     waiting: dict[str, int] = field(default_factory=dict)  # message id → node
     answers: dict[int, Answer] = field(default_factory=dict)
-    sent: dict[int, int] = field(default_factory=dict)  # bytes by node
+
+    def take(self, number: str, reply: Message | None, reason: str = "") -> None:
+        """Keep a node's reply, or the reason why there is none."""
+        node = self.waiting.pop(number)
+        size = messages.size(self.call.contents[node]) + (messages.size(reply.content) if reply else 0)
+        self.answers[node] = Answer(reply, reason, time.monotonic() - self.began, size)
 
 
 class MessageLoop:
-    """The only part of the server that uses the grid."""
+    """Sends and receives all messages of the server."""
 
-    def __init__(self, grid: Grid, clock: Callable[[], float] = time.monotonic) -> None:
-        self._grid, self._clock = grid, clock
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
         self._overdue: dict[str, int] = {}  # messages whose call has ended → node
         self._listed, self._connected = -NODE_LIST_SECONDS, set[int]()
 
@@ -74,9 +89,9 @@ class MessageLoop:
 
     def connected(self, refresh: bool = False) -> set[int]:
         """The connected nodes, as of a few seconds ago at most."""
-        now = self._clock()
+        now = time.monotonic()
         if refresh or now - self._listed >= NODE_LIST_SECONDS:
-            self._listed, self._connected = now, set(self._grid.get_node_ids())
+            self._listed, self._connected = now, set(self.grid.get_node_ids())
         return self._connected
 
     def run(self, conversations: Sequence[Conversation], background: Sequence[Conversation] = ()) -> list[Any]:
@@ -84,42 +99,36 @@ class MessageLoop:
         results: dict[Conversation, Any] = {}
         opened: list[_OpenCall] = []
 
-        def advance(conversation: Conversation, answers: dict[int, Answer] | None) -> None:
+        def advance(conversation: Conversation, answers: Any = None) -> None:
             try:
-                call = next(conversation) if answers is None else conversation.send(answers)
-                while not call.contents and not call.seconds:  # nothing to wait for
-                    call = conversation.send({})
+                opened.append(self._send(conversation, conversation.send(answers)))
             except StopIteration as end:
                 results[conversation] = end.value
-                return
-            opened.append(self._send(conversation, call))
 
         for conversation in (*conversations, *background):
-            advance(conversation, None)
-        while not all(one in results for one in conversations):
+            advance(conversation)
+        while not set(conversations) <= results.keys():
+            now = time.monotonic()
+            waited, left = now - max(one.began for one in opened), min(one.deadline for one in opened) - now
+            time.sleep(max(0.0, min(max(MIN_SLEEP, SLEEP_SHARE * waited), MAX_SLEEP, left)))
             self._pull(opened)
-            now = self._clock()
-            for call in [c for c in opened if now >= c.deadline or (c.answers and not c.waiting)]:
-                self._give_up(call, "no answer in time", call.waiting)
-                opened.remove(call)
-                advance(call.conversation, call.answers)
-            if opened and not all(one in results for one in conversations):
-                self._sleep(opened)
+            now = time.monotonic()
+            for one in [one for one in opened if now >= one.deadline or (one.answers and not one.waiting)]:
+                self._give_up(one, "no answer in time", one.waiting)
+                opened.remove(one)
+                advance(one.conversation, one.answers)
         for conversation in (*conversations, *background):
             conversation.close()
         return [results[one] for one in conversations]
 
     def _send(self, conversation: Conversation, call: Call) -> _OpenCall:
-        now = self._clock()
-        opened = _OpenCall(conversation, now, now + call.seconds)
-        outgoing, ttl = [], call.seconds + GRACE_SECONDS
-        for node, content in call.contents.items():
-            if node in self.busy:
-                opened.answers[node] = Answer(None, BUSY)
-                continue
-            opened.sent[node] = messages.size(content)
-            outgoing.append(Message(content, node, call.kind, ttl=ttl, group_id=call.group))
-        for message, number in zip(outgoing, self._grid.push_messages(outgoing) if outgoing else [], strict=True):
+        now, busy = time.monotonic(), self.busy
+        opened = _OpenCall(conversation, call, now, now + call.seconds)
+        opened.answers = {node: Answer(None, BUSY) for node in call.contents if node in busy}
+        free = {node: content for node, content in call.contents.items() if node not in busy}
+        ttl = call.seconds + GRACE_SECONDS
+        outgoing = [Message(content, node, call.kind, ttl=ttl, group_id=call.group) for node, content in free.items()]
+        for message, number in zip(outgoing, self.grid.push_messages(outgoing) if outgoing else [], strict=True):
             node = message.metadata.dst_node_id
             if number:
                 opened.waiting[number] = node
@@ -128,37 +137,25 @@ class MessageLoop:
         return opened
 
     def _pull(self, opened: list[_OpenCall]) -> None:
-        waiting = {number: call for call in opened for number in call.waiting}
+        waiting = {number: one for one in opened for number in one.waiting}
         if waiting or self._overdue:
-            for reply in self._grid.pull_messages([*waiting, *self._overdue]):
+            for reply in self.grid.pull_messages([*waiting, *self._overdue]):
                 number = reply.metadata.reply_to_message_id
                 self._overdue.pop(number, None)  # too late, but the node is free again
-                if number in waiting:
-                    self._take(waiting[number], number, reply)
-        for call in opened if waiting else []:
+                if number in waiting and reply.has_error():
+                    waiting[number].take(number, None, _error_line(reply))
+                elif number in waiting:
+                    waiting[number].take(number, reply)
+        for one in opened if waiting else []:
             connected = self.connected()
-            lost = {number: node for number, node in call.waiting.items() if node not in connected}
-            self._give_up(call, "the node left", lost)
-
-    def _take(self, call: _OpenCall, number: str, reply: Message) -> None:
-        node, seconds = call.waiting.pop(number), self._clock() - call.began
-        if reply.has_error():
-            call.answers[node] = Answer(None, _error_line(reply), seconds, call.sent[node])
-        else:
-            call.answers[node] = Answer(reply, "", seconds, call.sent[node] + messages.size(reply.content))
+            lost = {number: node for number, node in one.waiting.items() if node not in connected}
+            self._give_up(one, "the node left", lost)
 
     def _give_up(self, call: _OpenCall, reason: str, numbers: Mapping[str, int]) -> None:
         for number, node in list(numbers.items()):
-            del call.waiting[number]
-            call.answers[node] = Answer(None, reason, self._clock() - call.began, call.sent[node])
+            call.take(number, None, reason)
             if node in self.connected():  # a lost node will never answer
                 self._overdue[number] = node
-
-    def _sleep(self, opened: list[_OpenCall]) -> None:
-        now = self._clock()
-        waited = min(now - call.began for call in opened)
-        left = min(call.deadline for call in opened) - now
-        time.sleep(max(0.0, min(max(MIN_SLEEP, SLEEP_SHARE * waited), MAX_SLEEP, left)))
 
 
 def pause(seconds: float) -> Call:

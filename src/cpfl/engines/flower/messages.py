@@ -5,18 +5,20 @@ shares  →  public keys of all members                ←  encrypted shares for
 masked  →  shares from the others                    ←  masked label counts
 reveal  →  the members that sent counts              ←  shares
 counts  →  nothing                                   ←  label counts of a node that agreed to send them alone
-train   →  arrays, config with an instruction        ←  arrays, metrics, report
+train   →  arrays, config                            ←  arrays, metrics, report
 
 A train message and its reply are those of a Flower Strategy: one ArrayRecord, one MetricRecord with num-examples.
+Its config says what to do with the model: "cpfl.train" is the round to train in, "cpfl.evaluate" the round that made
+the model and evaluates it; 0: do not.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import safetensors.torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from cpfl.models import State
 from cpfl.settings import Experiment
@@ -28,24 +30,8 @@ PACKED = "cpfl.packed"
 EXAMPLES = "num-examples"  # Flower's name for the weight of a client
 
 
-@dataclass(frozen=True)
-class Instruction:
-    """What a node does with the cohort's model in the same message."""
-
-    cohort: int
-    client: int
-    train: int  # the round to train in; 0: do not train
-    evaluate: int  # the round that made the model, to evaluate it; 0: do not evaluate
-
-    def stamp(self, config: ConfigRecord, experiment: Experiment, classes: int) -> ConfigRecord:
-        """A copy of a config with this instruction in it."""
-        own = {f"cpfl.{key}": value for key, value in vars(self).items()}
-        return ConfigRecord({**config, **own, **context(experiment, classes, self.client)})
-
-    @classmethod
-    def read(cls, config: ConfigRecord) -> "Instruction":
-        """The instruction in a config."""
-        return cls(*(int(config[f"cpfl.{key}"]) for key in ("cohort", "client", "train", "evaluate")))  # type: ignore[arg-type]
+class Refused(Exception):
+    """Why an answer does not count."""
 
 
 def context(experiment: Experiment, classes: int, client: int) -> dict[str, Any]:
@@ -70,16 +56,24 @@ def packed(state: State) -> ArrayRecord:
     return ArrayRecord({PACKED: Array(np.frombuffer(content, np.uint8))})
 
 
-def is_packed(record: ArrayRecord) -> bool:
-    """Whether a model came as one array."""
-    return list(record) == [PACKED]
-
-
 def state(record: ArrayRecord) -> State:
     """A received model, in either format; numpy and safetensors accept plain numbers only."""
-    if is_packed(record):
+    if PACKED in record:
         return dict(safetensors.torch.load(record[PACKED].numpy().tobytes()))
     return dict(record.to_torch_state_dict())
+
+
+def checked_state(content: RecordDict, like: State) -> State:
+    """The model in a reply; Refused if names, shapes or types differ from `like`, or numbers are not finite."""
+    model = state(content.array_records[ARRAYS])
+    if model.keys() != like.keys():
+        raise Refused("its model has other parameters")
+    for name, value in model.items():
+        if value.shape != like[name].shape or value.dtype != like[name].dtype:
+            raise Refused(f"{name} of its model is {tuple(value.shape)} {value.dtype}".replace("torch.", ""))
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise Refused(f"{name} of its model holds numbers that are not finite")
+    return {name: model[name] for name in like}
 
 
 def size(record: RecordDict) -> int:
@@ -87,23 +81,16 @@ def size(record: RecordDict) -> int:
     return sum(len(array.data) for part in record.array_records.values() for array in part.values())
 
 
-def numbered(shares: Mapping[int, bytes]) -> ConfigRecord:
-    """Shares by the number of a member."""
-    return ConfigRecord({"members": list(shares), "shares": list(shares.values())})
+def numbered(shares: Mapping[int, bytes]) -> dict[str, Any]:
+    """Shares by the number of a member, as a config holds them."""
+    return {"members": list(shares), "shares": list(shares.values())}
 
 
-def by_number(config: ConfigRecord) -> dict[int, bytes]:
+def by_number(config: Any) -> dict[int, bytes]:
     """The inverse of `numbered`."""
-    content: Any = config
-    return {int(n): bytes(share) for n, share in zip(content["members"], content["shares"], strict=True)}
+    return {int(n): bytes(share) for n, share in zip(config["members"], config["shares"], strict=True)}
 
 
 def answer(record: Mapping[str, Any]) -> RecordDict:
-    """A reply with one config."""
+    """A message with one config."""
     return RecordDict({REPORT: ConfigRecord(dict(record))})
-
-
-def trained(model: ArrayRecord, examples: int, loss: float, report: Mapping[str, Any]) -> RecordDict:
-    """A reply with a model."""
-    metrics = MetricRecord({EXAMPLES: examples, "loss": loss})
-    return RecordDict({ARRAYS: model, METRICS: metrics, **answer(report)})
