@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ import cpfl
 
 pytest.importorskip("flwr", reason="a real federation needs Flower: pip install 'cpfl[flower]'")
 
-from cpfl.deploy.local_fleet import LocalFleet
+from cpfl.deploy.local_fleet import LocalFleet, descendants
 from cpfl.settings import experiment_file
 
 APP = Path(__file__).parent / "app"
@@ -60,8 +62,10 @@ class Trap:
 class Fleet(LocalFleet):
     """A fleet with the test app, whose connections to other machines end in a trap."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, persistent: bool = False, **options: Any) -> None:
+        """`persistent`: the SuperLink has a database, so that it knows its nodes after a restart."""
         super().__init__(folder, **options)
+        self.superlink_options = ["--database", self.folder / "superlink.db"] if persistent else []
         self.trap = Trap()
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             self.environment |= {name: self.trap.address, name.lower(): self.trap.address}
@@ -87,6 +91,14 @@ class Fleet(LocalFleet):
         if not (self.folder / "keys" / name).exists():
             self.register(name)
         self.start_node(name, {"client": client, "min_clients": 2, **config})
+
+    def kill(self, name: str) -> None:
+        """Kill one process and all its descendants."""
+        process = self.processes.pop(name)
+        for pid in (process.pid, *descendants(process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(5)
 
     def finish(self, seconds: float) -> None:
         """The run completes in time."""

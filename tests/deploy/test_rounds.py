@@ -85,7 +85,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short pauses."""
     monkeypatch.setattr(message_loop, "NODE_LIST_SECONDS", 0.0)
     monkeypatch.setattr("cpfl.engines.flower.engine.RETRY_SECONDS", 0.1)
-    monkeypatch.setattr("cpfl.engines.flower.client_registry.PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("cpfl.engines.flower.enrolment.PAUSE_SECONDS", 0.1)
 
 
 def deploy(grid: Nodes, path: Path, strategy: Callable[[int], Strategy] | None = None, **config: Any) -> cpfl.Run:

@@ -9,6 +9,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.cli.supernode.register import try_load_public_key
@@ -35,23 +36,21 @@ ACTIVE_SECONDS = 60.0  # after a message
 POLL_SECONDS, ANSWER_SECONDS = 0.25, 0.05  # between polls for a message, and for the answer to one
 
 
-class _FastPolling:
-    """Replaces the time module in the SuperNode's main loop."""
+def _fast_polling() -> Any:
+    """The time module for the SuperNode's main loop, with shorter sleeps."""
+    last_message = time.monotonic()
 
-    def __init__(self) -> None:
-        self._last_message = time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
+    def sleep(seconds: float) -> None:
         """The stock node sleeps half a second while it waits for an answer, three seconds while it waits for work."""
+        nonlocal last_message
         if seconds < 1:
-            self._last_message = time.monotonic()
+            last_message = time.monotonic()
             seconds = ANSWER_SECONDS
-        elif time.monotonic() - self._last_message < ACTIVE_SECONDS:
+        elif time.monotonic() - last_message < ACTIVE_SECONDS:
             seconds = POLL_SECONDS
         time.sleep(seconds)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
+    return SimpleNamespace(**{**vars(time), "sleep": sleep})
 
 
 def supernode() -> None:
@@ -61,7 +60,7 @@ def supernode() -> None:
 
     if is_checked_version():
         os.environ.setdefault(POLL_VARIABLE, str(POLL_SECONDS))
-        start_client_internal.time = _FastPolling()  # type: ignore[attr-defined, assignment]
+        start_client_internal.time = _fast_polling()  # type: ignore[attr-defined]
     sys.argv[0] = "flower-supernode"
     flower_supernode()
 

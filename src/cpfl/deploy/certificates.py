@@ -1,4 +1,4 @@
-"""Certificates and node keys for a local fleet: a certificate authority, and what it signs."""
+"""A certificate and node keys for a local fleet."""
 
 import datetime
 import ipaddress
@@ -13,21 +13,26 @@ from cryptography.x509.oid import NameOID
 
 DAYS = 30
 CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
-Key = ec.EllipticCurvePrivateKey
 
 
 def authority(folder: Path, host: str = "127.0.0.1") -> None:
-    """ca.crt, server.pem and server.key for a SuperLink at this address; the authority's own key is not stored."""
+    """ca.crt, server.pem and server.key for a SuperLink at this address: one certificate, which signs itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    root, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    issuer = "cpfl deploy local"
-    identifier = x509.SubjectKeyIdentifier.from_public_key(root.public_key())
-    constraints = x509.BasicConstraints(ca=True, path_length=0)
-    (folder / CA).write_bytes(_certificate(issuer, root, issuer, root, constraints, identifier))
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(host))])
-    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(root.public_key())
-    constraints = x509.BasicConstraints(ca=False, path_length=None)
-    (folder / CERTIFICATE).write_bytes(_certificate(host, key, issuer, root, constraints, names, signer))
+    key, now = ec.generate_private_key(ec.SECP384R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cpfl deploy local")])
+    hosts = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(host))])
+    builder = x509.CertificateBuilder(
+        issuer_name=name,
+        subject_name=name,
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - datetime.timedelta(hours=1),
+        not_valid_after=now + datetime.timedelta(days=DAYS),
+    )
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    signed = builder.add_extension(hosts, critical=False).sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    for file in (CA, CERTIFICATE):
+        (folder / file).write_bytes(signed)
     _write_key(folder / KEY, key, PrivateFormat.TraditionalOpenSSL)
 
 
@@ -40,23 +45,7 @@ def node_key(path: Path) -> Path:
     return public
 
 
-def _certificate(subject: str, key: Key, issuer: str, signer: Key, *extensions: x509.ExtensionType) -> bytes:
-    """A signed certificate in PEM; its basic constraints are critical."""
-    now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder(
-        issuer_name=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]),
-        subject_name=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]),
-        public_key=key.public_key(),
-        serial_number=x509.random_serial_number(),
-        not_valid_before=now - datetime.timedelta(hours=1),
-        not_valid_after=now + datetime.timedelta(days=DAYS),
-    )
-    for extension in extensions:
-        builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
-    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
-
-
-def _write_key(path: Path, key: Key, style: PrivateFormat) -> None:
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, style: PrivateFormat) -> None:
     """A file that only this user may read, from its first byte on."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(key.private_bytes(Encoding.PEM, style, NoEncryption()))

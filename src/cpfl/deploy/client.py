@@ -50,8 +50,11 @@ def client_app(model: UserModel, data: LocalData, mods: list[Mod] | None = None)
             context.state[MEMBER] = ConfigRecord({"member": member.dump()})
             return Message(messages.answer(report), reply_to=message)
 
-    for kind, step in {"enrol": enrol, "shares": shares, "masked": masked, "reveal": reveal, "counts": counts}.items():
-        register(kind, step)
+    register("enrol", enrol)
+    register("shares", shares)
+    register("masked", masked)
+    register("reveal", reveal)
+    register("counts", counts)
 
     @app.train()
     def answer(message: Message, context: Context) -> Message:

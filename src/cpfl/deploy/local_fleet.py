@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from cpfl.deploy import _flower_internals as internals
-from cpfl.deploy import certificates, prefork
+from cpfl.deploy import certificates
 from cpfl.errors import CpflError
 
 HOST = "127.0.0.1"
@@ -23,16 +24,17 @@ START_SECONDS = 60.0  # for a process to listen
 STOP_SECONDS = 5.0  # for a process to end before it is killed
 
 
-class LocalFleet:
+class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
     """A small fleet in one folder: certificates, keys, logs, the SuperLink's database."""
 
-    def __init__(
-        self, folder: Path, preforked: bool = True, preload: Sequence[str] = (), persistent: bool = False
-    ) -> None:
-        """`preforked`: nodes share a prefork server, which imports the modules in `preload`; `persistent`: the
-        SuperLink has a database, so that it knows its nodes after a restart."""
+    superlink_options: Sequence[object] = ()  # beside address, certificate and authentication
+
+    def __init__(self, folder: Path, preforked: bool = True, preload: Sequence[str] = ()) -> None:
+        """`preforked`: nodes share a prefork server, which imports the modules in `preload`."""
         self.folder, self.port = folder.absolute(), free_port()
-        self._preforked, self._preload, self._persistent = preforked, list(preload), persistent
+        self.address = f"{HOST}:{self.port}"  # of the SuperLink
+        self.ca = self.folder / "certificates" / certificates.CA
+        self._preforked, self._preload = preforked, list(preload)
         self._shims: Path | None = None  # the folder of the prefork server
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         for name in ("certificates", "keys", "logs", "flwr"):
@@ -48,21 +50,8 @@ class LocalFleet:
         link = f'[superlink.local]\naddress = "{self.address}"\nroot-certificates = "{self.ca}"\n'
         (self.folder / "flwr" / "config.toml").write_text(f'[superlink]\ndefault = "local"\n\n{link}')
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-    @property
-    def address(self) -> str:
-        """The SuperLink's address."""
-        return f"{HOST}:{self.port}"
-
-    @property
-    def ca(self) -> Path:
-        """The authority that signed the SuperLink's certificate."""
-        return self.folder / "certificates" / certificates.CA
 
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens."""
@@ -70,9 +59,7 @@ class LocalFleet:
         words: list[object] = ["flower-superlink", "--host", HOST, "--port", self.port, "--enable-supernode-auth"]
         words += ["--ssl-ca-certfile", self.ca, "--ssl-certfile", folder / certificates.CERTIFICATE]
         words += ["--ssl-keyfile", folder / certificates.KEY, "--disable-runtime-dependency-installation"]
-        if self._persistent:
-            words += ["--database", self.folder / "superlink.db"]
-        self._start("superlink", words)
+        self._start("superlink", [*words, *self.superlink_options])
         self._wait_until("superlink", lambda: _listens(self.port))
 
     def register(self, name: str) -> None:
@@ -113,24 +100,19 @@ class LocalFleet:
         path = self.log(name)
         return path.read_text(errors="replace")[-size:].strip() if path.is_file() else ""
 
-    def kill(self, name: str) -> None:
-        """Kill one process and all its descendants."""
-        process = self.processes.pop(name)
-        _kill([process.pid, *descendants(process.pid)])
-        process.wait(STOP_SECONDS)
-
     def stop(self) -> None:
-        """End every process: first with SIGTERM, then with SIGKILL."""
-        started = {pid for p in self.processes.values() for pid in (p.pid, *descendants(p.pid))}
+        """End every process with SIGTERM; with SIGKILL whatever is left when they have ended, or do not."""
+        started = [pid for process in self.processes.values() for pid in (process.pid, *descendants(process.pid))]
         deadline = time.monotonic() + STOP_SECONDS
-        for name in reversed(list(self.processes)):  # nodes before their SuperLink
-            process = self.processes[name]
-            process.kill() if name == "prefork" else process.terminate()  # the prefork server ignores SIGTERM
-        while any(p.poll() is None for p in self.processes.values()) or any(map(_alive, started)):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        _kill(started)
+        for process in reversed(self.processes.values()):  # nodes before their SuperLink
+            process.terminate()
+        for name, process in self.processes.items():
+            if name != "prefork":  # this one ignores SIGTERM
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for process in self.processes.values():
             process.wait(STOP_SECONDS)
         self.processes.clear()
@@ -141,7 +123,7 @@ class LocalFleet:
     def _prefork_server(self) -> Path:
         """The shims of the prefork server that all nodes share; started with the first node."""
         if self._shims is None:
-            self._shims = shims = prefork.make_folder()
+            self._shims = shims = Path(tempfile.mkdtemp(prefix="cpfl-prefork-"))
             self.environment["PATH"] = f"{shims}{os.pathsep}{self.environment['PATH']}"
             self._start("prefork", [sys.executable, "-m", "cpfl.deploy.prefork", shims, *self._preload])
             self._wait_until("prefork", (shims / internals.NODE).exists)
@@ -187,20 +169,6 @@ def descendants(pid: int) -> list[int]:
     for parent in found:
         found += children.get(parent, [])
     return found[1:]
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _listens(port: int) -> bool:

@@ -46,24 +46,22 @@ def run_locally(
     project = app / "pyproject.toml" if app else None
     if project and not (project.is_file() and "[tool.flwr.app" in project.read_text(errors="replace")):
         raise CpflError(f"{app} is no Flower app: it has no pyproject.toml with [tool.flwr.app]; see cpfl deploy new")
-    folder = Path(tempfile.mkdtemp(prefix="cpfl-deploy-")) if keep is None else keep
-    try:
+    with contextlib.ExitStack() as stack:
+        scratch = tempfile.TemporaryDirectory(prefix="cpfl-deploy-", ignore_cleanup_errors=True)
+        folder = keep or Path(stack.enter_context(scratch))
         chosen = (app or new_app(folder / "app")).absolute()
-        with LocalFleet(folder / "fleet", preload=imported_modules(chosen)) as fleet:
-            notify(f"SuperLink at {fleet.address}, with TLS; logs in {fleet.folder / 'logs'}")
-            fleet.start_superlink()
-            for client in range(nodes):
-                fleet.register(f"node-{client}")
-                fleet.start_node(f"node-{client}", {"client": client, "clients": nodes})
-            notify(f"{nodes} nodes, each with a key of its own")
-            fleet.run(chosen, {"clients": nodes, "cohorts": cohorts, "out": str(out.absolute()), "set": settings})
-            _follow(fleet, notify)
-            status = fleet.wait(5.0)
-            if status != "finished:completed":
-                raise CpflError(f"the run ended as {status}: {fleet.tail('run', 300)}")
-    finally:
-        if keep is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        fleet = stack.enter_context(LocalFleet(folder / "fleet", preload=imported_modules(chosen)))
+        notify(f"SuperLink at {fleet.address}, with TLS; logs in {fleet.folder / 'logs'}")
+        fleet.start_superlink()
+        for client in range(nodes):
+            fleet.register(f"node-{client}")
+            fleet.start_node(f"node-{client}", {"client": client, "clients": nodes})
+        notify(f"{nodes} nodes, each with a key of its own")
+        fleet.run(chosen, {"clients": nodes, "cohorts": cohorts, "out": str(out.absolute()), "set": settings})
+        _follow(fleet, notify)
+        status = fleet.wait(5.0)
+        if status != "finished:completed":
+            raise CpflError(f"the run ended as {status}: {fleet.tail('run', 300)}")
     return out
 
 

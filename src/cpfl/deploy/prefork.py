@@ -44,23 +44,18 @@ def run_supernode() -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if is_checked_version() and hasattr(os, "fork"):
-        folder = _start(os.environ.get("CPFL_PRELOAD", "").split())
+        folder = _start()
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
     supernode()
 
 
-def make_folder() -> Path:
-    """A folder for shims, for this user only. Its path is short: it holds a socket."""
-    return Path(tempfile.mkdtemp(prefix="cpfl-prefork-"))
-
-
-def _start(modules: Sequence[str]) -> Path:
+def _start() -> Path:
     """Fork a server that ends with this process; the folder to put first on the path."""
-    folder = make_folder()
+    folder = Path(tempfile.mkdtemp(prefix="cpfl-prefork-"))  # for this user only; short, because it holds a socket
     server, parent = _listen(folder), os.getpid()
     if os.fork() == 0:
         try:
-            _serve(server, parent, modules)
+            _serve(server, parent, [])
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)

@@ -22,10 +22,9 @@ from cpfl.data.split import Clients
 from cpfl.deploy import run_config
 from cpfl.devices.fleet import Fleet
 from cpfl.engines.create import torch_device
-from cpfl.engines.flower.client_registry import ClientRegistry
 from cpfl.engines.flower.engine import FlowerEngine
+from cpfl.engines.flower.enrolment import ClientRegistry, SecureCounts
 from cpfl.engines.flower.message_loop import MessageLoop
-from cpfl.engines.flower.secure_counts import SecureCounts
 from cpfl.errors import CpflError, DataError
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.privacy import label_counts
@@ -154,11 +153,9 @@ class LogCallback(Callback):
         record = closed.record
         value = "–" if record.validation is None else f"{record.validation:.4f}"
         excluded = "".join(f"; without client {c}: {why}" for c, why in record.excluded.items())
+        text = f"cohort {record.cohort} round {record.round}: loss {record.loss:.4f}, validation {value}"
         stop = f"; stops: {record.stop}" if record.stop else ""
-        log.info(
-            "cohort %d round %d: loss %.4f, validation %s, %.1f s%s%s",
-            record.cohort, record.round, record.loss, value, record.seconds, excluded, stop,
-        )  # fmt: skip
+        log.info(f"{text}, {record.seconds:.1f} s{excluded}{stop}")
 
     def on_message(self, text: str) -> None:
         log.info(text)

@@ -104,7 +104,8 @@ def collect(
     device, began = torch_device(run.device), time.perf_counter()
     like = server_task(chosen, model, test, public)
     needed = max(1, round(chosen.distillation.quorum * chosen.cohorts))
-    sites = MessageLoop(grid).run([_collect_sites(grid, like, needed, run.wait_seconds)])[0]
+    loop = MessageLoop(grid)
+    sites = loop.run([_collect_sites(loop, like, needed, run.wait_seconds)])[0]
     sizes = {"clients": sum(site.clients for site in sites), "cohorts": len(sites), "distillation.quorum": 1.0}
     task = server_task(experiment_file.with_settings(chosen, sizes), model, test, public)
     ends = list(accumulate(site.clients for site in sites))  # clients are numbered from site to site
@@ -123,13 +124,12 @@ def collect(
     return folder.path
 
 
-def _collect_sites(grid: Grid, like: Task, needed: int, seconds: float) -> Conversation:
+def _collect_sites(loop: MessageLoop, like: Task, needed: int, seconds: float) -> Conversation:
     """Request teachers until `needed` sites have sent theirs; their results in the order of the cohorts."""
-    found: dict[int, SiteResult] = {}  # by cohort
-    finished: set[int] = set()  # nodes
+    found: dict[int, SiteResult] = {}  # by node
     last_useful = time.monotonic()
     while len(found) < needed:
-        waiting = sorted(set(grid.get_node_ids()) - finished)
+        waiting = sorted(loop.connected(refresh=True) - found.keys() - loop.busy)
         requests = dict.fromkeys(waiting, messages.answer({}))
         answers = (yield Call(TEACHER, requests, ANSWER_SECONDS)) if waiting else {}
         for node, answer in answers.items():
@@ -139,9 +139,8 @@ def _collect_sites(grid: Grid, like: Task, needed: int, seconds: float) -> Conve
                 log.info("the result of node %d is not used: %s", node, why)
                 continue
             last_useful = time.monotonic()
-            if site is not None and site.cohort not in found:
-                found[site.cohort] = site
-                finished.add(node)
+            if site is not None and site.cohort not in [one.cohort for one in found.values()]:
+                found[node] = site
                 log.info("cohort %d: %d rounds by %d clients", site.cohort, len(site.records), site.clients)
         if len(found) < needed:
             if time.monotonic() - last_useful > seconds:
@@ -150,7 +149,7 @@ def _collect_sites(grid: Grid, like: Task, needed: int, seconds: float) -> Conve
                     f"and for {seconds:.0f} s no site answered (wait-seconds)"
                 )
             yield pause(PAUSE_SECONDS)
-    return [found[cohort] for cohort in sorted(found)]
+    return sorted(found.values(), key=lambda site: site.cohort)
 
 
 def _site_result(like: Task, content: RecordDict) -> SiteResult | None:

@@ -1,7 +1,10 @@
 """The algorithm inside a cohort: the experiment's own, or any Flower Strategy.
 
 A Strategy's own `start` has no room for a stopping rule. So its methods are called here, round by round, while the
-session evaluates, stops and keeps records.
+session evaluates, stops and keeps records. Both kinds of algorithm have the same two methods:
+
+open     the train messages of a round; `available` are the cohort's reachable clients and their nodes
+close    the cohort's next model from checked answers in the order of the clients; None: there is none
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from cpfl import models
 from cpfl.engines.aggregation import RoundAggregator
 from cpfl.engines.flower import messages
-from cpfl.engines.flower.client_registry import ClientRegistry
+from cpfl.engines.flower.enrolment import ClientRegistry
 from cpfl.federation import optimizers
 from cpfl.federation.messages import AlgorithmState
 from cpfl.federation.session import ClientResult, RoundRequest, Session
@@ -37,28 +40,14 @@ class Trained:
     message: Message
 
 
-class CohortAlgorithm:
-    """A federated algorithm, seen from the server."""
-
-    min_results: int = 1  # with fewer answers there is no next model, and the round is repeated
-    state: AlgorithmState = AlgorithmState()  # of the server optimizer after the last round
-
-    def open(self, number: int, model: State, available: Mapping[int, int]) -> TrainMessages:
-        """The train messages of a round; `available`: the cohort's reachable clients and their nodes."""
-        raise NotImplementedError
-
-    def close(self, number: int, answers: list[Trained]) -> State | None:
-        """The cohort's next model from checked answers in the order of the clients; None: there is none."""
-        raise NotImplementedError
-
-
-class SessionAlgorithm(CohortAlgorithm):
+class SessionAlgorithm:
     """The session's selection and the experiment's server optimizer, exactly as simulated."""
 
     def __init__(self, session: Session, task: Task, registry: ClientRegistry) -> None:
-        self._session, self._registry, self.state = session, registry, session.algorithm_state
+        self._session, self._registry = session, registry
+        self.state = session.algorithm_state  # after the last round
         self._server = optimizers.server_optimizer(task.experiment.federation)
-        self.min_results = self._server.min_results
+        self.min_results = self._server.min_results  # with fewer there is no next model, and the round is repeated
         module = models.fresh(task.build, task.experiment.seed, "init", task.data.transform.dtype)
         self._layout, self._start = Layout.from_module(module), session.model
 
@@ -91,8 +80,11 @@ class CohortGrid:
         return self._nodes
 
 
-class StrategyAlgorithm(CohortAlgorithm):
+class StrategyAlgorithm:
     """Lets a Flower Strategy select the clients, configure their training and aggregate their models."""
+
+    min_results = 1
+    state = AlgorithmState()  # a Strategy keeps its own
 
     def __init__(self, strategy: Strategy, session: Session, grid: Grid, notify: Callable[[str], None]) -> None:
         self._strategy, self._session, self._grid, self._notify = strategy, session, grid, notify
@@ -111,7 +103,7 @@ class StrategyAlgorithm(CohortAlgorithm):
         # A new config for every round: strategies write into it.
         for message in self._strategy.configure_train(number, messages.arrays(model), ConfigRecord({}), grid):
             arrays, *_ = message.content.array_records.values()
-            config = next(iter(message.content.config_records.values()), {})
+            config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
             selected[clients[message.metadata.dst_node_id]] = arrays, config
         return selected
 
@@ -126,3 +118,6 @@ class StrategyAlgorithm(CohortAlgorithm):
             self._notify(f"{self._name} made a model with numbers that are not finite: it is not used")
             return None
         return model
+
+
+CohortAlgorithm = SessionAlgorithm | StrategyAlgorithm

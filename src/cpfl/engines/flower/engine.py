@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 from cpfl.engines.base import Engine, OnRound
 from cpfl.engines.flower import messages
 from cpfl.engines.flower.algorithms import CohortAlgorithm, SessionAlgorithm, StrategyAlgorithm, Trained
-from cpfl.engines.flower.client_registry import ClientRegistry, EnrolledClient
+from cpfl.engines.flower.enrolment import ClientRegistry, EnrolledClient
 from cpfl.engines.flower.message_loop import Answer, Conversation, pause
 from cpfl.engines.flower.messages import ARRAYS, CONFIG, EXAMPLES, METRICS, REPORT, TRAIN, Refused
 from cpfl.errors import StalledError
@@ -59,7 +59,7 @@ class FlowerEngine(Engine):
             number = session.round + (2 if trained else 1)
             model = trained.model if trained else session.model
             selected, contents, excluded = self._prepare(session, algorithm, number, model, trained)
-            answers = yield from self._registry.ask(TRAIN, contents, self._seconds, f"{session.cohort}.{number}")
+            answers = yield from self._registry.ask(TRAIN, contents, self._seconds)
             updates = {client: answer for client, answer in answers.items() if client in selected}
             following = self._aggregate(algorithm, number, model, updates, excluded)
             if trained:

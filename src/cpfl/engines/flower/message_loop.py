@@ -21,17 +21,15 @@ Result = TypeVar("Result")
 MIN_SLEEP, MAX_SLEEP, SLEEP_SHARE = 0.1, 3.0, 0.05  # seconds, and the share of the time waited
 NODE_LIST_SECONDS = 5.0  # between requests for the list of connected nodes
 GRACE_SECONDS = 60.0  # the SuperLink keeps a message so long after its call has ended
-BUSY = "still busy with an earlier call"
 
 
 @dataclass(frozen=True)
 class Call:
-    """Messages of one kind by node, and the time limit for their answers."""
+    """Messages of one kind by node, to nodes that are not busy, and the time limit for their answers."""
 
     kind: str
     contents: Mapping[int, RecordDict]
     seconds: float
-    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,12 +120,9 @@ class MessageLoop:
         return [results[one] for one in conversations]
 
     def _send(self, conversation: Conversation, call: Call) -> _OpenCall:
-        now, busy = time.monotonic(), self.busy
+        now, ttl = time.monotonic(), call.seconds + GRACE_SECONDS
         opened = _OpenCall(conversation, call, now, now + call.seconds)
-        opened.answers = {node: Answer(None, BUSY) for node in call.contents if node in busy}
-        free = {node: content for node, content in call.contents.items() if node not in busy}
-        ttl = call.seconds + GRACE_SECONDS
-        outgoing = [Message(content, node, call.kind, ttl=ttl, group_id=call.group) for node, content in free.items()]
+        outgoing = [Message(content, node, call.kind, ttl=ttl) for node, content in call.contents.items()]
         for message, number in zip(outgoing, self.grid.push_messages(outgoing) if outgoing else [], strict=True):
             node = message.metadata.dst_node_id
             if number:
