@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpfl.deploy import certificates
-from cpfl.deploy.local_fleet import HOST, free_port
+from cpfl.deploy.local_fleet import CA, HOST, KEY, free_port, make_certificate, make_node_key
 
 from .conftest import Fleet
 
@@ -31,17 +30,15 @@ def test_only_registered_nodes_connect(fleet: Callable[..., Fleet], tmp_path: Pa
     """An unregistered key, no key, another authority, no TLS: refused. A registered key: accepted."""
     local = fleet()
     root = ["--root-certificates", local.ca]
-    certificates.node_key(tmp_path / "unknown")
-    certificates.authority(tmp_path / "other")
+    make_node_key(tmp_path / "unknown")
+    make_certificate(tmp_path / "other")
     local.register("known")
     known = ["--auth-supernode-private-key", local.folder / "keys" / "known"]
 
     strangers = {
         "unregistered": knock(local, "unregistered", *root, "--auth-supernode-private-key", tmp_path / "unknown"),
         "keyless": knock(local, "keyless", *root),
-        "other-authority": knock(
-            local, "other-authority", "--root-certificates", tmp_path / "other" / certificates.CA, *known
-        ),
+        "other-authority": knock(local, "other-authority", "--root-certificates", tmp_path / "other" / CA, *known),
         "plain": knock(local, "plain", "--insecure"),
     }
     for name, process in strangers.items():
@@ -60,9 +57,9 @@ def test_only_registered_nodes_connect(fleet: Callable[..., Fleet], tmp_path: Pa
 
 def test_private_keys_are_private(tmp_path: Path) -> None:
     """Nobody else on the machine may read them; the authority's own key is not kept at all."""
-    certificates.authority(tmp_path)
-    certificates.node_key(tmp_path / "node")
-    for name in (certificates.KEY, "node"):
+    make_certificate(tmp_path)
+    make_node_key(tmp_path / "node")
+    for name in (KEY, "node"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "ca.crt",

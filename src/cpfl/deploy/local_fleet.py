@@ -1,6 +1,8 @@
 """A SuperLink and its nodes as processes on this machine, with TLS and node keys; all of them end together."""
 
 import contextlib
+import datetime
+import ipaddress
 import json
 import os
 import re
@@ -15,17 +17,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import NameOID
+
 from cpfl.deploy import _flower_internals as internals
-from cpfl.deploy import certificates
 from cpfl.errors import CpflError
 
 HOST = "127.0.0.1"
+CERTIFICATE_DAYS = 30
+CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
 START_SECONDS = 60.0  # for a process to listen
 STOP_SECONDS = 5.0  # for a process to end before it is killed
 
 
 class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
-    """A small fleet in one folder: certificates, keys, logs, the SuperLink's database."""
+    """A small fleet in one folder: a certificate, keys, logs."""
 
     superlink_options: Sequence[object] = ()  # beside address, certificate and authentication
 
@@ -33,13 +42,13 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
         """`preforked`: nodes share a prefork server, which imports the modules in `preload`."""
         self.folder, self.port = folder.absolute(), free_port()
         self.address = f"{HOST}:{self.port}"  # of the SuperLink
-        self.ca = self.folder / "certificates" / certificates.CA
+        self.ca = self.folder / "certificates" / CA
         self._preforked, self._preload = preforked, list(preload)
         self._shims: Path | None = None  # the folder of the prefork server
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         for name in ("certificates", "keys", "logs", "flwr"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        certificates.authority(self.folder / "certificates", HOST)
+        make_certificate(self.folder / "certificates")
         self.environment = {
             **os.environ,
             **internals.QUIET,
@@ -57,14 +66,14 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
         """Start the SuperLink and wait until it listens."""
         folder = self.folder / "certificates"
         words: list[object] = ["flower-superlink", "--host", HOST, "--port", self.port, "--enable-supernode-auth"]
-        words += ["--ssl-ca-certfile", self.ca, "--ssl-certfile", folder / certificates.CERTIFICATE]
-        words += ["--ssl-keyfile", folder / certificates.KEY, "--disable-runtime-dependency-installation"]
+        words += ["--ssl-ca-certfile", self.ca, "--ssl-certfile", folder / CERTIFICATE]
+        words += ["--ssl-keyfile", folder / KEY, "--disable-runtime-dependency-installation"]
         self._start("superlink", [*words, *self.superlink_options])
         self._wait_until("superlink", lambda: _listens(self.port))
 
     def register(self, name: str) -> None:
         """Make a key pair for a node and register it at the SuperLink."""
-        internals.register(self.address, self.ca, certificates.node_key(self.folder / "keys" / name))
+        internals.register(self.address, self.ca, make_node_key(self.folder / "keys" / name))
 
     def start_node(self, name: str, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Start a node whose key is registered."""
@@ -175,3 +184,39 @@ def _listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((HOST, port)) == 0
+
+
+def make_certificate(folder: Path) -> None:
+    """ca.crt, server.pem and server.key for a SuperLink on this machine: one certificate, which signs itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key, now = ec.generate_private_key(ec.SECP384R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cpfl deploy local")])
+    hosts = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(HOST))])
+    builder = x509.CertificateBuilder(
+        issuer_name=name,
+        subject_name=name,
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - datetime.timedelta(hours=1),
+        not_valid_after=now + datetime.timedelta(days=CERTIFICATE_DAYS),
+    )
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    signed = builder.add_extension(hosts, critical=False).sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    for file in (CA, CERTIFICATE):
+        (folder / file).write_bytes(signed)
+    _write_key(folder / KEY, key, PrivateFormat.TraditionalOpenSSL)
+
+
+def make_node_key(path: Path) -> Path:
+    """A node's key pair, as `ssh-keygen -t ecdsa -b 384` makes it; the path of the public key."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write_key(path, key, PrivateFormat.OpenSSH)
+    public = path.with_name(path.name + ".pub")
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    return public
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, style: PrivateFormat) -> None:
+    """A file that only this user may read, from its first byte on."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(key.private_bytes(Encoding.PEM, style, NoEncryption()))

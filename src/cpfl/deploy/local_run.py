@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -47,8 +48,8 @@ def run_locally(
     if project and not (project.is_file() and "[tool.flwr.app" in project.read_text(errors="replace")):
         raise CpflError(f"{app} is no Flower app: it has no pyproject.toml with [tool.flwr.app]; see cpfl deploy new")
     with contextlib.ExitStack() as stack:
-        scratch = tempfile.TemporaryDirectory(prefix="cpfl-deploy-", ignore_cleanup_errors=True)
-        folder = keep or Path(stack.enter_context(scratch))
+        temporary = partial(tempfile.TemporaryDirectory, prefix="cpfl-deploy-", ignore_cleanup_errors=True)
+        folder = keep or Path(stack.enter_context(temporary()))
         chosen = (app or new_app(folder / "app")).absolute()
         fleet = stack.enter_context(LocalFleet(folder / "fleet", preload=imported_modules(chosen)))
         notify(f"SuperLink at {fleet.address}, with TLS; logs in {fleet.folder / 'logs'}")

@@ -43,24 +43,18 @@ def run_supernode() -> None:
     """`flower-supernode` with the same options, faster polling and a prefork server; it contacts its SuperLink only."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    if is_checked_version() and hasattr(os, "fork"):
-        folder = _start()
+    if is_checked_version():
+        folder = Path(tempfile.mkdtemp(prefix="cpfl-prefork-"))  # for this user only; short, because it holds a socket
+        server, parent = _listen(folder), os.getpid()
+        if os.fork() == 0:  # the prefork server, which ends with this process
+            try:
+                _serve(server, parent, [])
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(0)
+        server.close()
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
     supernode()
-
-
-def _start() -> Path:
-    """Fork a server that ends with this process; the folder to put first on the path."""
-    folder = Path(tempfile.mkdtemp(prefix="cpfl-prefork-"))  # for this user only; short, because it holds a socket
-    server, parent = _listen(folder), os.getpid()
-    if os.fork() == 0:
-        try:
-            _serve(server, parent, [])
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os._exit(0)
-    server.close()
-    return folder
 
 
 def _listen(folder: Path) -> socket.socket:

@@ -107,12 +107,7 @@ class FlowerEngine(Engine):
         return set(selected), contents, excluded
 
     def _aggregate(
-        self,
-        algorithm: CohortAlgorithm,
-        number: int,
-        like: State,
-        answers: Mapping[int, Answer],
-        excluded: dict[int, str],
+        self, algorithm: CohortAlgorithm, number: int, like: State, answers: dict[int, Answer], excluded: dict[int, str]
     ) -> RoundResult | None:
         """The round from its valid answers, without an evaluation; None: there are too few."""
         valid: list[Trained] = []
@@ -146,9 +141,8 @@ def _trained(answer: Answer, client: EnrolledClient, like: State, federation: Fe
     if not (isinstance(seconds, float) and 0 <= seconds <= answer.seconds):
         seconds = answer.seconds  # a wrong clock is no reason to discard the model
     assert answer.message is not None, "it was read"
-    return Trained(
-        model, ClientResult(client.client, due, due_steps, loss, None, seconds, answer.seconds), answer.message
-    )
+    result = ClientResult(client.client, due, due_steps, loss, None, seconds, answer.seconds)
+    return Trained(model, result, answer.message)
 
 
 def _evaluated(trained: RoundResult, answers: Mapping[int, Answer], seconds: float, size: int) -> RoundResult:

@@ -8,8 +8,8 @@ counts  →  nothing                                   ←  label counts of a no
 train   →  arrays, config                            ←  arrays, metrics, report
 
 A train message and its reply are those of a Flower Strategy: one ArrayRecord, one MetricRecord with num-examples.
-Its config says what to do with the model: "cpfl.train" is the round to train in, "cpfl.evaluate" the round that made
-the model and evaluates it; 0: do not.
+Its config says what to do with the model. "cpfl.train" is the round to train in; 0: do not train. "cpfl.evaluate" is
+the round that made the model, which the node evaluates; 0: do not evaluate.
 """
 
 from collections.abc import Mapping
