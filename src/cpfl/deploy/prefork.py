@@ -74,10 +74,8 @@ def _serve(server: socket.socket, parent: int, modules: Sequence[str]) -> None:
     """Fork for every request while the parent lives."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends after its parent
-    for module in IMPORTS:
-        importlib.import_module(module)
-    for module in modules:
-        with contextlib.suppress(Exception):  # the app that needs it raises the same error
+    for module in (*IMPORTS, *modules):
+        with contextlib.suppress(Exception):  # the program that needs it raises the same error
             importlib.import_module(module)
     server.settimeout(0.5)
     running = set[int]()
