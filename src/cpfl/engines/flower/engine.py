@@ -132,7 +132,8 @@ def _trained(answer: Answer, client: EnrolledClient, like: State, federation: Fe
         return metrics[EXAMPLES], metrics["loss"], report["steps"], report["seconds"]
 
     examples, loss, steps, seconds = answer.read(claims)
-    due, due_steps = (rule(federation, client.training) for rule in (local_training.samples, local_training.steps))
+    due_steps = local_training.steps(federation, client.training)
+    due = local_training.samples_in_steps(federation, client.training, due_steps)
     if examples != due or steps != due_steps:
         raise Refused(f"it claims {examples} samples and {steps} steps; {due} were due")
     model = answer.read(lambda content: messages.checked_state(content, like))
