@@ -28,8 +28,8 @@ Make = Callable[[nn.Module, Tensor, str], Callable[[], None]]
 def ways(dtype: torch.dtype) -> dict[str, nn.Module]:
     """The same model in three ways."""
     plain = models.gn_lenet((3, 32, 32), 10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    own = layers.fit(plain, dtype, alone=True)
-    mixed = layers.fit(plain, dtype, alone=True)
+    own = layers.fit(plain, dtype)
+    mixed = layers.fit(plain, dtype)
     for name, part in plain.named_modules():
         if isinstance(part, nn.Conv2d):
             parent, _, last = name.rpartition(".")

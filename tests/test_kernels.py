@@ -78,7 +78,7 @@ def test_a_model_by_itself_equals_the_model(name: str) -> None:
     torch.manual_seed(0)
     build, shape = NETS[name]
     net = build().double()
-    fitted = layers.fit(net, torch.float64, alone=True)
+    fitted = layers.fit(net, torch.float64)
     x = torch.randn(B, *shape, dtype=torch.float64)
     torch.testing.assert_close(fitted(x), net(x))
     for one in (fitted, net):

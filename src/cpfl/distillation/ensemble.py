@@ -56,7 +56,7 @@ def to_device(module: nn.Module, task: Task, precision: Precision) -> nn.Module:
     """The module on the device with the fastest layers; on a CPU, channels last is three times as fast."""
     kernels = models.kernel_dtype(precision.device, precision.name)
     if kernels is not None:
-        return layers.fit(module, kernels, alone=True).to(precision.device)
+        return layers.fit(module, kernels).to(precision.device)
     if precision.device.type == "cpu" and precision.name != "float64":
         convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
         inputs = task.data.transform(torch.as_tensor(task.data.train.x[:2]))

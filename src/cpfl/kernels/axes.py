@@ -1,12 +1,27 @@
 """The axis of lanes, and the type of long sums."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 
-def lanes_first(value: Tensor, dim: int | None, lanes: int) -> Tensor:
-    """The value with its lanes as first axis; one that all lanes share is expanded."""
-    return value.expand(lanes, *value.shape) if dim is None else value.movedim(dim, 0)
+def add_lanes(operation: Any) -> None:
+    """Under vmap, an operation whose tensors all begin with lanes, or with images of all lanes, does all at once."""
+
+    def rule(info: Any, dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        def joined(value: Any, dim: int | None) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            lanes_first = value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+            return lanes_first.flatten(0, 1).contiguous()
+
+        outputs = operation(*map(joined, inputs, dims))
+        if isinstance(outputs, Tensor):
+            return outputs.unflatten(0, (info.batch_size, -1)), 0
+        return tuple(out.unflatten(0, (info.batch_size, -1)) for out in outputs), (0,) * len(outputs)
+
+    operation.register_vmap(rule)
 
 
 def sum_dtype(x: Tensor) -> torch.dtype:

@@ -1,45 +1,14 @@
 """Convolutions of many models at once: one kernel on a GPU, plain torch elsewhere.
 
-What a model calls is the layer of one lane; under vmap it becomes the layer of all lanes. Axes: L lanes, B batch,
-N images of all lanes, C channels, H height, W width, O outputs, K taps of a side.
+Axes: L lanes, B batch, C channels, H height, W width, O outputs, K taps of a side.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_weight
 
-from cpfl.kernels.axes import lanes_first, sum_dtype
-
-VECTOR = 4  # channels that are read at once: three are padded to four
-
-
-@torch.library.custom_op("cpfl::conv", mutates_args=())
-def conv(x_BCHW: Tensor, w_OCKK: Tensor, bias_O: Tensor | None, padding: list[int]) -> Tensor:
-    """One lane's convolution."""
-    return nn.functional.conv2d(x_BCHW, w_OCKK, bias_O, padding=padding)
-
-
-conv.register_fake(lambda x, w, bias, padding: nn.functional.conv2d(x, w, bias, padding=padding))
-
-
-@conv.register_vmap
-def _(info: Any, dims: Any, x: Tensor, w: Tensor, bias: Tensor | None, padding: list[int]) -> tuple[Tensor, int]:
-    x, w = (lanes_first(value, dim, info.batch_size) for value, dim in ((x, dims[0]), (w, dims[1])))
-    bias = None if bias is None else lanes_first(bias, dims[2], info.batch_size)
-    return conv_all(x, w, bias, padding), 0
-
-
-def conv_all(x_LBCHW: Tensor, w_LOCKK: Tensor, bias_LO: Tensor | None, padding: list[int]) -> Tensor:
-    """The convolutions of all lanes."""
-    unused = -x_LBCHW.shape[2] % VECTOR
-    border = (0, unused, padding[1], padding[1], padding[0], padding[0])
-    x_LBHWC = nn.functional.pad(x_LBCHW.permute(0, 1, 3, 4, 2), border).contiguous()
-    w_LKKCO = nn.functional.pad(w_LOCKK.permute(0, 3, 4, 2, 1), (0, 0, 0, unused)).contiguous()
-    bias = None if bias_LO is None else bias_LO.contiguous()
-    out_LBHWO: Tensor = lane_conv(x_LBHWC, w_LKKCO, bias)
-    return out_LBHWO.permute(0, 1, 4, 2, 3)
+from cpfl.kernels.axes import add_lanes, sum_dtype
 
 
 @torch.library.custom_op("cpfl::lane_conv", mutates_args=())
@@ -49,11 +18,9 @@ def lane_conv(x_LBHWC: Tensor, w_LKKCO: Tensor, bias_LO: Tensor | None) -> Tenso
         from cpfl.kernels.triton import conv as kernels
 
         return kernels.convolve(x_LBHWC, w_LKKCO, bias_LO)
-    lanes = []
-    for k, (x, w) in enumerate(zip(x_LBHWC, w_LKKCO, strict=True)):
-        bias = None if bias_LO is None else bias_LO[k]
-        lanes.append(nn.functional.conv2d(x.movedim(-1, 1), w.permute(3, 2, 0, 1), bias))
-    return torch.stack(lanes).movedim(2, -1).contiguous()
+    kh, kw = w_LKKCO.shape[1:3]
+    out = torch.einsum("lbhwcij,lijco->lbhwo", x_LBHWC.unfold(2, kh, 1).unfold(3, kw, 1), w_LKKCO).contiguous()
+    return out if bias_LO is None else out + bias_LO[:, None, None, None]
 
 
 @lane_conv.register_fake
@@ -70,22 +37,17 @@ def lane_conv_gradients(x_LBHWC: Tensor, g_LBHWO: Tensor) -> Tensor:
         from cpfl.kernels.triton import conv as kernels
 
         return kernels.weight_gradient(x_LBHWC, g_LBHWO)
-    lanes = []
-    for x, g in zip(x_LBHWC, g_LBHWO, strict=True):
-        shape = (g.shape[-1], x.shape[-1], *_taps(x_LBHWC, g_LBHWO))
-        gradients = conv2d_weight(x.movedim(-1, 1), shape, g.movedim(-1, 1))  # type: ignore[no-untyped-call]
-        lanes.append(gradients.permute(2, 3, 1, 0))
-    return torch.stack(lanes).to(sum_dtype(x_LBHWC)).contiguous()
+    height, width = g_LBHWO.shape[2:4]
+    sums = torch.einsum("lbijchw,lbhwo->lijco", x_LBHWC.unfold(2, height, 1).unfold(3, width, 1), g_LBHWO)
+    return sums.to(sum_dtype(x_LBHWC)).contiguous()
 
 
 @lane_conv_gradients.register_fake
 def _(x_LBHWC: Tensor, g_LBHWO: Tensor) -> Tensor:
-    sizes = (x_LBHWC.shape[0], *_taps(x_LBHWC, g_LBHWO), x_LBHWC.shape[-1], g_LBHWO.shape[-1])
-    return x_LBHWC.new_empty(sizes, dtype=sum_dtype(x_LBHWC))
-
-
-def _taps(x_LBHWC: Tensor, g_LBHWO: Tensor) -> list[int]:
-    return [size - out + 1 for size, out in zip(x_LBHWC.shape[2:4], g_LBHWO.shape[2:4], strict=True)]
+    lanes, _, height, width, channels = x_LBHWC.shape
+    ho, wo, outputs = g_LBHWO.shape[2:]
+    taps = (height - ho + 1, width - wo + 1)
+    return x_LBHWC.new_empty(lanes, *taps, channels, outputs, dtype=sum_dtype(x_LBHWC))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -107,3 +69,4 @@ def _backward(ctx: Any, g_LBHWO: Tensor) -> tuple[Tensor | None, Tensor, Tensor 
 
 
 lane_conv.register_autograd(_backward, setup_context=_save)
+add_lanes(lane_conv)

@@ -1,48 +1,16 @@
 """Group normalisation of many models at once: one kernel on a GPU, plain torch elsewhere.
 
-What a model calls is the layer of one lane; under vmap it becomes the layer of all lanes. Axes: L lanes, B batch,
-N images of all lanes, S pixels of an image, C channels, G groups.
+Axes: L lanes, N images of all lanes, S pixels of an image, C channels, G groups.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cpfl.kernels.axes import lanes_first, sum_dtype
+from cpfl.kernels.axes import add_lanes, sum_dtype
 
 LARGEST = 16_384  # numbers of one group that a kernel holds; torch computes larger ones
-
-
-@torch.library.custom_op("cpfl::norm", mutates_args=())
-def norm(x_BCS: Tensor, w_C: Tensor | None, bias_C: Tensor | None, groups: int, eps: float) -> Tensor:
-    """One lane's normalisation."""
-    w, bias = (None if value is None else value.to(x_BCS.dtype) for value in (w_C, bias_C))
-    return nn.functional.group_norm(x_BCS, groups, w, bias, eps)
-
-
-norm.register_fake(lambda x, *_: torch.empty_like(x))
-
-
-@norm.register_vmap
-def _(
-    info: Any, dims: Any, x: Tensor, w: Tensor | None, bias: Tensor | None, groups: int, eps: float
-) -> tuple[Tensor, int]:
-    x_NCS = lanes_first(x, dims[0], info.batch_size).flatten(0, 1)
-    w, bias = (
-        None if value is None else lanes_first(value, dim, info.batch_size)
-        for value, dim in ((w, dims[1]), (bias, dims[2]))
-    )
-    out_NCS = norm_all(x_NCS, w, bias, groups, eps)
-    return out_NCS.view(info.batch_size, -1, *out_NCS.shape[1:]), 0
-
-
-def norm_all(x_NCS: Tensor, w_LC: Tensor | None, bias_LC: Tensor | None, groups: int, eps: float) -> Tensor:
-    """The normalised images of all lanes, each with its lane's weights."""
-    x_NSC = x_NCS.movedim(1, -1)
-    w, bias = (None if value is None else value.contiguous() for value in (w_LC, bias_LC))
-    out: Tensor = lane_norm(x_NSC.flatten(1, -2).contiguous(), w, bias, groups, eps)[0]
-    return out.view(x_NSC.shape).movedim(-1, 1)
 
 
 @torch.library.custom_op("cpfl::lane_norm", mutates_args=())
@@ -111,6 +79,7 @@ def _backward(ctx: Any, g_NSC: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 
 
 lane_norm.register_autograd(_backward, setup_context=_save)
+add_lanes(lane_norm)
 
 
 def _by_kernel(x_NSC: Tensor, groups: int) -> bool:

@@ -1,7 +1,6 @@
 """Pooling of many models at once: one kernel on a GPU, plain torch elsewhere.
 
-What a model calls is the layer of one lane; under vmap it becomes the layer of all lanes. Axes: L lanes, B batch,
-N images of all lanes, C channels, H height, W width, O outputs, K taps of a side.
+Pooling is the same in every lane. Axes: N images of all lanes, C channels, H height, W width.
 """
 
 from typing import Any
@@ -9,29 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cpfl.kernels.axes import lanes_first
-
-
-@torch.library.custom_op("cpfl::pool", mutates_args=())
-def pool(x_BCHW: Tensor, window: list[int], stride: list[int], padding: list[int]) -> Tensor:
-    """One lane's pooling."""
-    return nn.functional.max_pool2d(x_BCHW, window, stride, padding)
-
-
-pool.register_fake(lambda x, window, stride, padding: nn.functional.max_pool2d(x, window, stride, padding))
-
-
-@pool.register_vmap
-def _(info: Any, dims: Any, x: Tensor, window: list[int], stride: list[int], padding: list[int]) -> tuple[Tensor, int]:
-    x_NCHW = lanes_first(x, dims[0], info.batch_size).flatten(0, 1)
-    out_NCHW = pool_all(x_NCHW, window, stride, padding)
-    return out_NCHW.view(info.batch_size, -1, *out_NCHW.shape[1:]), 0
-
-
-def pool_all(x_NCHW: Tensor, window: list[int], stride: list[int], padding: list[int]) -> Tensor:
-    """The maxima of all lanes: pooling is the same in each."""
-    out_NHWC: Tensor = lane_pool(x_NCHW.permute(0, 2, 3, 1).contiguous(), window, stride, padding)[0]
-    return out_NHWC.permute(0, 3, 1, 2)
+from cpfl.kernels.axes import add_lanes
 
 
 @torch.library.custom_op("cpfl::lane_pool", mutates_args=())
@@ -92,3 +69,4 @@ def _backward(ctx: Any, g_NHWC: Tensor, _: Tensor) -> tuple[Tensor, None, None, 
 
 
 lane_pool.register_autograd(_backward, setup_context=_save)
+add_lanes(lane_pool)

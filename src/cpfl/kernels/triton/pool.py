@@ -63,10 +63,8 @@ def pool(x_NHWC: Tensor, window: Sequence[int], stride: Sequence[int], padding: 
     wo = (width + 2 * padding[1] - window[1]) // stride[1] + 1
     out = x_NHWC.new_empty(images, ho, wo, channels)
     winner = torch.empty(out.shape, dtype=torch.uint8, device=out.device)
-    _pool_forward[(triton.cdiv(out.numel(), POOL),)](
-        x_NHWC, out, winner, out.numel(), H=height, W=width, HO=ho, WO=wo, C=channels, KH=window[0], KW=window[1],
-        SH=stride[0], SW=stride[1], PH=padding[0], PW=padding[1], LONG=_long(out) or _long(x_NHWC), BLOCK=POOL,
-    )  # fmt: skip
+    sizes = _sizes(x_NHWC, out, window, stride, padding)
+    _pool_forward[(triton.cdiv(out.numel(), POOL),)](x_NHWC, out, winner, out.numel(), **sizes)
     return out, winner
 
 
@@ -75,14 +73,17 @@ def pool_gradient(
     padding: Sequence[int],
 ) -> Tensor:  # fmt: skip
     """The gradient of the image, from that of the pooled one."""
-    images, ho, wo, channels = g_NHWC.shape
-    out = g_NHWC.new_empty(images, *size, channels)
-    _pool_backward[(triton.cdiv(out.numel(), POOL),)](
-        g_NHWC, winner, out, out.numel(), H=size[0], W=size[1], HO=ho, WO=wo, C=channels, KH=window[0], KW=window[1],
-        SH=stride[0], SW=stride[1], PH=padding[0], PW=padding[1], LONG=_long(out), BLOCK=POOL,
-    )  # fmt: skip
+    out = g_NHWC.new_empty(len(g_NHWC), *size, g_NHWC.shape[3])
+    sizes = _sizes(out, g_NHWC, window, stride, padding)
+    _pool_backward[(triton.cdiv(out.numel(), POOL),)](g_NHWC, winner, out, out.numel(), **sizes)
     return out
 
 
-def _long(x: Tensor) -> bool:
-    return x.numel() >= 2**31 - POOL
+def _sizes(image: Tensor, pooled: Tensor, *sides: Sequence[int]) -> dict[str, int]:
+    """What both kernels are compiled for; `sides` are window, stride and padding."""
+    _, height, width, channels = image.shape
+    _, ho, wo, _ = pooled.shape
+    (kh, kw), (sh, sw), (ph, pw) = sides
+    windows = {"KH": kh, "KW": kw, "SH": sh, "SW": sw, "PH": ph, "PW": pw}
+    long = max(image.numel(), pooled.numel()) >= 2**31 - POOL
+    return {"H": height, "W": width, "HO": ho, "WO": wo, "C": channels, **windows, "LONG": long, "BLOCK": POOL}
