@@ -227,10 +227,10 @@ def test_no_memory_for_the_small_lanes(late: bool, monkeypatch: pytest.MonkeyPat
     begun: list[weakref.ref[Lanes]] = []
 
     class Short(Lanes):
-        def __init__(self, buffers: DeviceBuffers, count: int, compiled: bool) -> None:
+        def __init__(self, buffers: DeviceBuffers, count: int) -> None:
             begun.append(weakref.ref(self))
             if late:
-                super().__init__(buffers, count, compiled)
+                super().__init__(buffers, count)
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     records: list[list[dict[str, Any]]] = []

@@ -45,7 +45,7 @@ def test_a_schedule_is_laid_out_as_the_batches_are(settings: dict[str, Any], mis
     own = np.arange(1000, 1047)
     steps, size = max(1, local_training.steps(federation, len(own)) - missing), federation.batch_size
     rows, augmentation = np.full((steps + 2, size), 7, np.int32), np.zeros((steps + 2, size, 5), np.int8)
-    lay_out(federation, own, draw(federation, 90, (3, 24, 24), len(own), 4, 2), steps, rows, augmentation)
+    lay_out(own, draw(federation, 90, (3, 24, 24), len(own), 4, 2), steps, rows, augmentation)
     whole = local_training.batches(federation, len(own), 90, 4, 2)
     batches = whole[:steps]
     assert [row[row != EMPTY].tolist() for row in rows[:steps]] == [own[batch].tolist() for batch in batches]

@@ -2,11 +2,12 @@
 
 The host draws them as small integers, ahead of time in processes of their own, since its own core is busy with the
 lanes. Every draw has its address, so a worker draws the numbers that the main process would draw; a worker that is
-missing, slow or dead costs time and nothing else. Axes: S steps, B batch, T samples of the round.
+missing, slow or dead costs time and nothing else. Axes: S steps, B batch.
 """
 
 import contextlib
 import json
+import math
 import signal
 import struct
 import subprocess
@@ -14,7 +15,6 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ PIPE_BYTES = 2**20  # that may wait to be read
 REQUEST = struct.Struct("<qqq")  # client, samples, round
 
 BatchSchedule = tuple[NDArray[np.int32], NDArray[np.int8] | None]
-"""The samples of a round in batch order, as positions among the client's own, and how each is augmented (T, 5)."""
+"""Positions among the client's own samples (S, B), empty where a batch is short, and their augmentation (S, B, 5)."""
 
 
 @dataclass(frozen=True)
@@ -52,39 +52,38 @@ def draw(
     settings: Federation, seed: int, shape: tuple[int, ...] | None, samples: int, client: int, round: int
 ) -> BatchSchedule:
     """A client's batch schedule of a round; without a shape nothing is augmented."""
-    order = np.concatenate(local_training.batches(settings, samples, seed, client, round)).astype(np.int32)
+    batches = local_training.batches(settings, samples, seed, client, round)
+    order_SB = np.full((len(batches), settings.batch_size), EMPTY, np.int32)
+    for row_B, batch in zip(order_SB, batches, strict=True):
+        row_B[: len(batch)] = batch
     if shape is None:
-        return order, None
-    return order, local_training.augmentation(len(order), shape, seed, client, round).astype(np.int8)
+        return order_SB, None
+    augmentation_SB5 = np.zeros((*order_SB.shape, 5), np.int8)
+    filled = order_SB != EMPTY
+    augmentation_SB5[filled] = local_training.augmentation(np.count_nonzero(filled), shape, seed, client, round)
+    return order_SB, augmentation_SB5
 
 
 def lay_out(
-    settings: Federation,
     own: NDArray[np.integer],
     schedule: BatchSchedule,
     steps: int,
     rows_SB: NDArray[np.int32],
-    augmentation_SB5: NDArray[np.int8] | None,
+    augmentation_SB5: NDArray[np.int8] | None = None,
 ) -> None:
-    """Write the first steps of a schedule as rows of the training set, empty where a batch is short."""
-    order, augmentation = schedule
-    whole, size = local_training.steps(settings, len(own)), settings.batch_size
-    counts = np.full(whole, min(size, len(own)))
-    if not settings.local_steps:  # the last batch of an epoch may be short
-        epoch = whole // settings.local_epochs
-        counts[epoch - 1 :: epoch] = len(own) - (epoch - 1) * size
-    filled = np.arange(size) < counts[:steps, None]
-    visited = int(counts[:steps].sum())
-    rows_SB[:steps] = EMPTY
-    rows_SB[:steps][filled] = own[order[:visited]]
+    """Write the first steps of a schedule as rows of the training set."""
+    order_SB, augmentation = schedule[0][:steps], schedule[1]
+    rows_SB[:steps] = np.where(order_SB == EMPTY, EMPTY, own[order_SB])
     if augmentation_SB5 is not None and augmentation is not None:
-        augmentation_SB5[:steps][filled] = augmentation[:visited]
+        augmentation_SB5[:steps] = augmentation[:steps]
 
 
 class ScheduleWorker:
     """A process that answers requests in their order."""
 
-    def __init__(self, header: bytes) -> None:
+    def __init__(self, task: Task) -> None:
+        self._settings, shape = task.experiment.federation, task.data.train.shape if task.data.augmented else None
+        self._cell = 4 if shape is None else 9  # bytes of a position, and of its augmentation
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cpfl.engines.lanes.batch_schedule"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -96,9 +95,10 @@ class ScheduleWorker:
             import fcntl
 
             fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._open: deque[tuple[int, int]] = deque()
+        self._open: deque[tuple[tuple[int, int], int]] = deque()  # keys and samples
         self._alive = True
-        self._write(header)
+        header = {"federation": self._settings.model_dump(), "seed": task.experiment.seed, "shape": shape}
+        self._write(json.dumps(header).encode() + b"\n")
 
     @property
     def load(self) -> int:
@@ -107,27 +107,28 @@ class ScheduleWorker:
 
     def request(self, client: int, samples: int, round: int) -> None:
         """Ask for a client's schedule."""
-        self._open.append((client, round))
+        self._open.append(((client, round), samples))
         self._write(REQUEST.pack(client, samples, round))
 
     def next(self) -> tuple[tuple[int, int], BatchSchedule | None]:
         """Wait for the next answer; None: there will be no more."""
-        key = self._open.popleft()
-        schedule = None
+        key, samples = self._open.popleft()
+        shape, data = (local_training.steps(self._settings, samples), self._settings.batch_size), b""
+        cells = math.prod(shape)
         if self._alive:
             with contextlib.suppress(OSError):
-                schedule = _read(self._answers)
-            self._alive = schedule is not None
-        return key, schedule
+                data = self._answers.read(cells * self._cell)
+            self._alive = len(data) == cells * self._cell
+        if not self._alive:
+            return key, None
+        order_SB, rest = np.frombuffer(data, np.int32, cells).reshape(shape), data[4 * cells :]
+        return key, (order_SB, np.frombuffer(rest, np.int8).reshape(*shape, 5) if rest else None)
 
     def end(self) -> None:
         """Kill the process."""
         self._alive = False
         self._process.kill()
-        self._process.wait()
-        for pipe in (self._requests, self._answers):
-            with contextlib.suppress(OSError):
-                pipe.close()
+        self._process.communicate()  # closes the pipes
 
     def _write(self, data: bytes) -> None:
         try:
@@ -141,9 +142,7 @@ class ScheduleWorkers:
     """So many workers for one task."""
 
     def __init__(self, task: Task, count: int) -> None:
-        experiment, shape = task.experiment, list(task.data.train.shape) if task.data.augmented else None
-        header = {"federation": experiment.federation.model_dump(), "seed": experiment.seed, "shape": shape}
-        self.workers = [ScheduleWorker(json.dumps(header).encode() + b"\n") for _ in range(count)]
+        self.workers = [ScheduleWorker(task) for _ in range(count)]
         self._queued: dict[tuple[int, int], int] = {}  # samples of requests that no worker has yet, in order
         self._with: dict[tuple[int, int], ScheduleWorker] = {}  # the worker of what is not taken yet
         self._made: dict[tuple[int, int], BatchSchedule] = {}
@@ -190,18 +189,6 @@ class ScheduleWorkers:
             worker.end()
 
 
-def _read(answers: IO[bytes]) -> BatchSchedule | None:
-    head = answers.read(8)
-    if len(head) < 8:
-        return None
-    count, columns = struct.unpack("<ii", head)
-    data = answers.read(count * (4 + columns))
-    if len(data) < count * (4 + columns):
-        return None
-    order = np.frombuffer(data, np.int32, count)
-    return order, np.frombuffer(data, np.int8, offset=4 * count).reshape(count, columns) if columns else None
-
-
 def main() -> None:
     """A schedule worker: it ends when the main process closes its pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to answer
@@ -212,7 +199,6 @@ def main() -> None:
         client, samples, round = REQUEST.unpack(request)
         order, augmentation = draw(settings, seed, tuple(shape) if shape else None, samples, client, round)
         with contextlib.suppress(BrokenPipeError):
-            answers.write(struct.pack("<ii", len(order), 0 if augmentation is None else augmentation.shape[1]))
             answers.write(order.tobytes() + (b"" if augmentation is None else augmentation.tobytes()))
             answers.flush()
 

@@ -6,11 +6,12 @@ F staged clients, P parameters. Row M, N or S is for entries that stay empty.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -47,26 +48,17 @@ class DeviceBuffers:
         self.squared_losses_M = torch.zeros_like(self.losses_M)
         self.algorithm = AlgorithmBuffers(task, self.layout, device)
 
-    def inputs(self, rows: Tensor, augmentation: Tensor | None) -> Tensor:
-        """Model inputs for rows of any shape; empty rows give some sample that the caller masks."""
+    def samples(self, staged: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Model inputs and labels for staged rows; empty rows give some sample that the caller masks."""
+        rows, augmentation = staged["rows"], staged.get("augmentation")
         flat = rows.reshape(-1).long().clamp(min=0)  # long: positions in millions of images are beyond 32 bits
         plan = None if augmentation is None else augmentation.reshape(-1, augmentation.shape[-1]).long()
         x = self.task.data.transform(self.x[flat], plan)
-        return x.reshape(*rows.shape, *x.shape[1:])
+        return x.reshape(*rows.shape, *x.shape[1:]), self.y[rows.long().clamp(min=0)]
 
-    def labels(self, rows: Tensor) -> Tensor:
-        """Labels for rows of any shape."""
-        return self.y[rows.long().clamp(min=0)]
-
-    def losses(self, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """One model's loss on each of its samples, in training."""
-        return self._losses(self.module, params, x, y)
-
-    def eval_losses(self, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """The same in evaluation."""
-        return self._losses(self.eval_module, params, x, y)
-
-    def _losses(self, module: nn.Module, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def losses(self, params: dict[str, Tensor], x: Tensor, y: Tensor, training: bool = True) -> Tensor:
+        """One model's loss on each of its samples, in training or in evaluation."""
+        module = self.module if training else self.eval_module
         with models.arithmetic(self.device, self.precision):
             logits = functional_call(module, {**params, **self._constant}, (x,))
         return nn.functional.cross_entropy(logits.to(x.dtype), y, reduction="none")
@@ -160,25 +152,25 @@ class StagingBuffer:
     Several copies may be on their way; the host waits when all are.
     """
 
-    def __init__(self, device: torch.device, **arrays: tuple[tuple[int, ...], DTypeLike]) -> None:
+    def __init__(self, device: torch.device, **arrays: tuple[tuple[int, ...], torch.dtype]) -> None:
         parts, size = {}, 0
-        for name, (shape, kind) in arrays.items():
-            end = size + int(np.prod(shape)) * np.dtype(kind).itemsize
-            parts[name] = (slice(size, end), shape, kind)
+        for name, (shape, dtype) in arrays.items():
+            end = size + math.prod(shape) * dtype.itemsize
+            parts[name] = (slice(size, end), shape, dtype)
             size = -(-end // ALIGNMENT) * ALIGNMENT
+
+        def views(memory: Tensor) -> dict[str, Tensor]:
+            return {name: memory[part].view(dtype).view(shape) for name, (part, shape, dtype) in parts.items()}
+
         pin = device.type == "cuda"
         self._sources = [torch.zeros(size, dtype=torch.uint8, pin_memory=pin) for _ in range(COPIES if pin else 1)]
         self._target = torch.zeros(size, dtype=torch.uint8, device=device)
         self._arrays: list[dict[str, NDArray[np.generic]]] = [
-            {name: source.numpy()[part].view(kind).reshape(shape) for name, (part, shape, kind) in parts.items()}
-            for source in self._sources
+            {name: view.numpy() for name, view in views(source).items()} for source in self._sources
         ]
         self._next = 0
-        self._sent: list[torch.cuda.Event | None] = [None] * len(self._sources)
-        self.device: dict[str, Tensor] = {
-            name: self._target[part].view(torch.from_numpy(np.zeros(0, kind)).dtype).view(shape)
-            for name, (part, shape, kind) in parts.items()
-        }
+        self._sent = [torch.cuda.Event() for _ in self._sources] if pin else []  # type: ignore[no-untyped-call]
+        self.device = views(self._target)
 
     @property
     def host(self) -> dict[str, NDArray[np.generic]]:
@@ -188,12 +180,10 @@ class StagingBuffer:
     def send(self) -> None:
         """Copy the host's arrays to the device; `host` is another set of arrays now."""
         self._target.copy_(self._sources[self._next], non_blocking=True)
-        if self._target.is_cuda:
-            mark = self._sent[self._next] = self._sent[self._next] or torch.cuda.Event()  # type: ignore[no-untyped-call]
-            mark.record()
+        if self._sent:
+            self._sent[self._next].record()
             self._next = (self._next + 1) % len(self._sources)
-            if earlier := self._sent[self._next]:
-                earlier.synchronize()
+            self._sent[self._next].synchronize()  # at once, if nothing was sent from there
 
 
 def upload(device: torch.device, array: NDArray[np.generic]) -> Tensor:

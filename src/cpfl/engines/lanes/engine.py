@@ -34,18 +34,11 @@ class LaneEngine(Engine):
     """Trains the clients of all cohorts side by side on one device."""
 
     name = "lanes"
-    living: "ClassVar[weakref.WeakSet[LaneEngine]]" = weakref.WeakSet()
+    living: ClassVar[weakref.WeakSet["LaneEngine"]] = weakref.WeakSet()
     """All of this process. While there is one, the compiler must not be reset: that would unload kernels which its
     graphs launch."""
 
-    def __init__(
-        self,
-        task: Task,
-        device: torch.device,
-        lanes: int = 0,
-        compiled: bool = True,
-        schedule_workers: int | None = None,
-    ) -> None:
+    def __init__(self, task: Task, device: torch.device, lanes: int = 0, schedule_workers: int | None = None) -> None:
         experiment, self.device = task.experiment, device.type
         # Before anything is compiled: they need a few seconds to start.
         workers = SCHEDULE_WORKERS.get(device.type, 0) if schedule_workers is None else schedule_workers
@@ -55,15 +48,14 @@ class LaneEngine(Engine):
         module = models.fresh(task.build, experiment.seed, "init", task.data.transform.dtype).to(device).train()
         self.buffers = DeviceBuffers(task, module, device)
         count = lanes or self.default_lanes(task, device)
-        self._compiled = device.type == "cuda" and compiled
-        self.large = Lanes(self.buffers, count, self._compiled)
+        self.large = Lanes(self.buffers, count)
         self.evaluator = Evaluator(self.buffers)
         self.small_count = SMALL if device.type == "cuda" and count > 2 * SMALL else 0
         self.living.add(self)
 
     @cached_property
     def _small(self) -> Lanes:
-        return Lanes(self.buffers, self.small_count, self._compiled)
+        return Lanes(self.buffers, self.small_count)
 
     def small_lanes(self) -> Lanes | None:
         """The small lanes, made when they are first needed; None, from then on, if there is no memory for them."""

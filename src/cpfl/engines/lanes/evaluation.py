@@ -3,8 +3,10 @@
 Axes: V models evaluated together, B samples of each, K participants, P parameters.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,34 +17,16 @@ from torch.func import vmap
 from cpfl.engines.lanes.batch_schedule import EMPTY, ClientRound
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer, download, upload
 from cpfl.engines.lanes.step import captured
+from cpfl.errors import DivergedError
 from cpfl.federation import local_training
 from cpfl.federation.messages import AlgorithmState, RoundRequest
-from cpfl.federation.optimizers.base import ServerOptimizer, client_weight
+from cpfl.federation.optimizers.base import client_weight
 from cpfl.federation.rounds import staleness
 from cpfl.federation.selection.base import participants_per_round
-from cpfl.federation.session import Session
-from cpfl.models.layout import Layout
+from cpfl.federation.session import ClientResult, RoundResult, Session
 
 MODELS = {"cuda": 16}  # small cohorts that are evaluated together; elsewhere it gains nothing
 BATCH, LARGEST = 64, 1024
-
-
-@dataclass(frozen=True)
-class StaleUpdates:
-    """A round some of whose clients started from a model that is no longer their cohort's newest."""
-
-    request: RoundRequest
-    starts: dict[int, Tensor]  # the older models by client, as rows
-
-    def merged(
-        self, server: ServerOptimizer, clients: Sequence[int], sizes: Sequence[int], models_KP: Tensor, newest_P: Tensor
-    ) -> Tensor:
-        """The clients' mean, for the server optimizer."""
-        starts_KP = torch.stack([self.starts.get(client, newest_P) for client in clients])
-        updates_KP = server.clip_update(models_KP, starts_KP) - starts_KP
-        weights = [client_weight(server.settings.weights, size) for size in sizes]
-        ages = [self.request.round - self.request.origin(client).round for client in clients]
-        return newest_P + staleness.combined(self.request.aggregation, updates_KP, ages, weights)
 
 
 @dataclass(eq=False)
@@ -56,57 +40,25 @@ class Round:
     cohort_slot: int
     slot: int  # of the first client's model, where all are aggregated together; the others follow
     following: Sequence[ClientRound] = ()  # of the next round, as far as they are known
-    stale: StaleUpdates | None = None
+    request: RoundRequest | None = None  # where clients may have started from older models
+    starts: dict[int, Tensor] = field(default_factory=dict)  # those older models by client, as rows
     missing: int = 0  # clients that have not ended
     weight: float = 0.0  # of those that have
 
 
 @dataclass
-class ValidationSamples:
-    """The validation samples of one model's participants."""
-
-    rows: NDArray[np.int32]
-    augmentation: NDArray[np.int8] | None
-    clients: list[int]  # those that have any
-    starts: NDArray[np.int64]  # where each one's samples begin
-    counts: NDArray[np.int64]
-
-
-@dataclass
 class PendingEvaluation:
-    """New models, what the optimizers remember with them, and losses on their way to the host."""
+    """New models of complete rounds, what the optimizers remember with them, and losses on their way to the host."""
 
-    layout: Layout
+    rounds: Sequence[Round]
     models_VP: Tensor
     cohort_states: dict[str, Tensor]  # (V, P)
     client_states: Tensor | None  # of all rounds' participants, one after the other
-    held: list[ValidationSamples]
+    held: list[dict[int, int]]  # validation samples by participant, of those that have any
     chunks: list[Tensor]  # losses (V, B), one tensor for each chunk of B samples
     training: Tensor  # the participants' summed training losses
-    squared_losses: Tensor  # and those of their squared sample losses
+    squared_losses: Tensor | None  # and those of their squared sample losses
     done: torch.cuda.Event | None
-
-    def read(self) -> tuple[list[dict[int, float]], NDArray[np.float64], NDArray[np.float64]]:
-        """Each model's mean validation loss by client, and the participants' summed training losses and squares."""
-        if self.done is not None:
-            self.done.synchronize()
-        means: list[dict[int, float]] = [{} for _ in self.held]
-        if self.chunks:
-            losses = np.concatenate([chunk.numpy() for chunk in self.chunks], axis=1, dtype=np.float64)
-            for k, held in enumerate(self.held):
-                if held.clients:
-                    sums = np.add.reduceat(losses[k, : len(held.rows)], held.starts)
-                    means[k] = dict(zip(held.clients, (sums / held.counts).tolist(), strict=True))
-        return means, self.training.numpy().astype(np.float64), self.squared_losses.numpy().astype(np.float64)
-
-    def algorithm_state(self, k: int, first: int, participants: Sequence[int]) -> AlgorithmState:
-        """What the k-th round changed, whose participants begin at row `first`."""
-        cohort = {name: self.layout.views(rows_VP[k]) for name, rows_VP in self.cohort_states.items()}
-        if self.client_states is None:
-            return AlgorithmState(cohort)
-        rows = zip(participants, self.client_states[first : first + len(participants)], strict=True)
-        # Copies: a session may keep a client's row for long, and must not keep all others of this round with it.
-        return AlgorithmState(cohort, {client: self.layout.views(row.clone()) for client, row in rows})
 
 
 class Evaluator:
@@ -125,14 +77,12 @@ class Evaluator:
         self._augmented = task.data.augmented and task.experiment.data.augment_validation
         self._params_VP = torch.zeros(self.models, buffers.layout.size, dtype=buffers.dtype, device=device)
         self._losses_VB = torch.zeros(self.models, self._batch, dtype=buffers.dtype, device=device)
-        floats = ((self.models,), torch.zeros(0, dtype=buffers.dtype).numpy().dtype)
-        self._sums = StagingBuffer(
-            device, cohorts=((self.models,), np.int64), weights=floats, scales=floats, sizes=floats
-        )
+        cohorts, floats = ((self.models,), torch.int64), ((self.models,), buffers.dtype)
+        self._sums = StagingBuffer(device, cohorts=cohorts, weights=floats, scales=floats, sizes=floats)
         self._means_VP = torch.zeros_like(self._params_VP) if buffers.algorithm.needs_all_models else None
         shape = (self.models, self._batch)
-        augmentation = {"augmentation": ((*shape, 5), np.int8)} if self._augmented else {}
-        self._samples = StagingBuffer(device, rows=(shape, np.int32), **augmentation)
+        augmentation = {"augmentation": ((*shape, 5), torch.int8)} if self._augmented else {}
+        self._samples = StagingBuffer(device, rows=(shape, torch.int32), **augmentation)
         self.aggregate: Callable[[], None] = captured(self._aggregate, device)
         self.evaluate: Callable[[], None] = captured(self._evaluate, device)
 
@@ -144,42 +94,88 @@ class Evaluator:
         for k, one in enumerate(rounds):
             staged["cohorts"][k], staged["weights"][k] = one.cohort_slot, one.weight
             staged["sizes"][k] = len(one.session.clients)
-            if one.stale is None:
+            if one.request is None:
                 steps = [client.steps for client in one.clients.values()]
                 staged["scales"][k] = algorithm.server.update_scale(list(zip(one.sizes, steps, strict=True)))
         self._sums.send()
         clients = upload(buffers.device, np.concatenate([np.array(list(one.clients), np.int64) for one in rounds]))
-        for k, one in enumerate(rounds if self._means_VP is not None else ()):
-            assert self._means_VP is not None
-            models_KP = algorithm.models_SP[one.slot : one.slot + len(one.clients)]
-            if one.stale is None:
-                self._means_VP[k] = algorithm.server.aggregate(models_KP)
-            else:
-                about = (algorithm.server, list(one.clients), one.sizes)
-                self._means_VP[k] = one.stale.merged(*about, models_KP, buffers.models_NP[one.cohort_slot])
+        if self._means_VP is not None:
+            for k, one in enumerate(rounds):
+                self._means_VP[k] = self._mean(one)
         self.aggregate()
         states = algorithm.states(self._sums.device["cohorts"], clients)
-        held = [self._held(one) for one in rounds]
+        held, arrays = zip(*map(self._validation, rounds), strict=True)
         chunks = []
-        for start in range(0, max(len(part.rows) for part in held), self._batch):
+        for start in range(0, max(sum(counts.values()) for counts in held), self._batch):
             samples = self._samples.host
             samples["rows"][:] = EMPTY
-            for k, part in enumerate(held):
-                rows = part.rows[start : start + self._batch]
-                samples["rows"][k, : len(rows)] = rows
-                if part.augmentation is not None:
-                    samples["augmentation"][k, : len(rows)] = part.augmentation[start : start + self._batch]
+            for k, of_round in enumerate(arrays):
+                for name, values in of_round.items():
+                    part = values[start : start + self._batch]
+                    samples[name][k, : len(part)] = part
             self._samples.send()
             self.evaluate()
             chunks.append(download(self._losses_VB))
-        training, squared = download(buffers.losses_M.index_select(0, clients)), torch.zeros(len(clients))
+        training, squared = download(buffers.losses_M.index_select(0, clients)), None
         if buffers.has_squared_losses:
             squared = download(buffers.squared_losses_M.index_select(0, clients))
         models_VP, done = self._params_VP.clone(), None
         if buffers.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return PendingEvaluation(buffers.layout, models_VP, *states, held, chunks, training, squared, done)
+        return PendingEvaluation(rounds, models_VP, *states, list(held), chunks, training, squared, done)
+
+    def results(self, pending: PendingEvaluation) -> Iterator[tuple[Round, RoundResult]]:
+        """Wait for an evaluation; the results of its rounds, less those of sessions that have stopped since."""
+        if pending.done is not None:
+            pending.done.synchronize()
+        chunks, layout, end = [chunk.numpy() for chunk in pending.chunks], self._buffers.layout, 0
+        losses_VB = np.concatenate(chunks, axis=1, dtype=np.float64) if chunks else None
+        for k, (round, held) in enumerate(zip(pending.rounds, pending.held, strict=True)):
+            own = slice(end, end + len(round.clients))
+            end = own.stop
+            if round.session.stopped:
+                continue
+            validation: dict[int, float] = {}
+            if held and losses_VB is not None:
+                counts = np.array(list(held.values()))
+                sums = np.add.reduceat(losses_VB[k, : counts.sum()], np.cumsum(counts) - counts)
+                validation = dict(zip(held, (sums / counts).tolist(), strict=True))
+            state = AlgorithmState({name: layout.views(rows_VP[k]) for name, rows_VP in pending.cohort_states.items()})
+            if pending.client_states is not None:
+                # Copies: a session may keep a client's row for long, and must not keep all others with it.
+                for client, row in zip(round.clients, pending.client_states[own], strict=True):
+                    state.clients[client] = layout.views(row.clone())
+            squared = None if pending.squared_losses is None else pending.squared_losses[own].tolist()
+            results = self._client_results(round, validation, pending.training[own].tolist(), squared)
+            yield round, RoundResult(layout.state(pending.models_VP[k]), results, algorithm_state=state)
+
+    def _client_results(
+        self, round: Round, validation: dict[int, float], losses: list[float], squared: list[float] | None
+    ) -> list[ClientResult]:
+        results, settings = [], self._buffers.task.experiment.federation
+        for k, (one, size) in enumerate(zip(round.clients.values(), round.sizes, strict=True)):
+            loss, value = losses[k] / one.steps, validation.get(one.client)
+            for number in (loss, value):
+                if number is not None and not math.isfinite(number):
+                    raise DivergedError(round.session.cohort, one.client, round.number, number)
+            samples = local_training.samples_in_steps(settings, size, one.steps)
+            reported = None if squared is None else squared[k]
+            results.append(ClientResult(one.client, samples, one.steps, loss, value, squared_losses=reported))
+        return results
+
+    def _mean(self, one: Round) -> Tensor:
+        """What takes the place of the clients' mean where the server must see all models."""
+        algorithm, newest_P = self._buffers.algorithm, self._buffers.models_NP[one.cohort_slot]
+        models_KP = algorithm.models_SP[one.slot : one.slot + len(one.clients)]
+        server, request = algorithm.server, one.request
+        if request is None:
+            return server.aggregate(models_KP)
+        starts_KP = torch.stack([one.starts.get(client, newest_P) for client in one.clients])
+        updates_KP = server.clip_update(models_KP, starts_KP) - starts_KP
+        weights = [client_weight(server.settings.weights, size) for size in one.sizes]
+        ages = [request.round - request.origin(client).round for client in one.clients]
+        return newest_P + staleness.combined(request.aggregation, updates_KP, ages, weights)
 
     def _aggregate(self) -> None:
         buffers, staged = self._buffers, self._sums.device
@@ -194,22 +190,20 @@ class Evaluator:
 
     @torch.no_grad()
     def _evaluate(self) -> None:
-        buffers, rows_VB = self._buffers, self._samples.device["rows"]
-        x = buffers.inputs(rows_VB, self._samples.device.get("augmentation"))
-        params = buffers.layout.views(self._params_VP)
-        self._losses_VB.copy_(vmap(buffers.eval_losses)(params, x, buffers.labels(rows_VB)))
+        buffers, losses = self._buffers, vmap(partial(self._buffers.losses, training=False))
+        x, y = buffers.samples(self._samples.device)
+        self._losses_VB.copy_(losses(buffers.layout.views(self._params_VP), x, y))
 
-    def _held(self, round: Round) -> ValidationSamples:
+    def _validation(self, round: Round) -> tuple[dict[int, int], dict[str, NDArray[np.generic]]]:
+        """The number of validation samples by participant, and these samples for the staging buffer."""
         data, seed = self._buffers.task.data, self._buffers.task.experiment.seed
-        clients = [client for client in round.clients if data.clients.validation_sizes[client]]
-        parts = [data.clients[client].validation for client in clients]
-        counts = np.array([len(part) for part in parts], np.int64)
-        rows = np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
-        augmentation = None
+        parts = {c: data.clients[c].validation for c in round.clients if data.clients.validation_sizes[c]}
+        counts = {client: len(part) for client, part in parts.items()}
+        arrays = {"rows": np.concatenate([np.zeros(0, np.int32), *parts.values()])}
         if self._augmented:
             drawn = [
-                local_training.validation_augmentation(len(part), data.train.shape, seed, client, round.number)
-                for client, part in zip(clients, parts, strict=True)
+                local_training.validation_augmentation(count, data.train.shape, seed, client, round.number)
+                for client, count in counts.items()
             ]
-            augmentation = np.concatenate([np.zeros((0, 5), np.int8), *drawn]).astype(np.int8)
-        return ValidationSamples(rows, augmentation, clients, np.cumsum(counts) - counts, counts)
+            arrays["augmentation"] = np.concatenate([np.zeros((0, 5), np.int8), *drawn])
+        return counts, arrays

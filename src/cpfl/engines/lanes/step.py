@@ -6,9 +6,9 @@ Axes: L lanes, B batch, P parameters, N cohorts, F staged clients. Row L or N is
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -34,9 +34,10 @@ Entry = tuple[int, int, int, float, int]
 class Lanes:
     """L clients in training: their parameters, losses, and what their client optimizer has beside them."""
 
-    def __init__(self, buffers: DeviceBuffers, count: int, compiled: bool) -> None:
+    def __init__(self, buffers: DeviceBuffers, count: int) -> None:
         device, task, self._optimizer = buffers.device, buffers.task, buffers.algorithm.client
         self.count, self.buffers, settings = count, buffers, task.experiment.federation
+        compiled = device.type == "cuda"
         self.params_LP = torch.zeros(count + 1, buffers.layout.size, dtype=buffers.dtype, device=device)
         self.losses_L = torch.zeros(count + 1, dtype=buffers.dtype, device=device)
         self.squared_losses_L = torch.zeros_like(self.losses_L)
@@ -49,16 +50,15 @@ class Lanes:
             *(torch.zeros_like(self.params_LP) if one else None for one in needed),
         )
         batch = settings.batch_size
-        augmentation = {"augmentation": ((count, batch, 5), np.int8)} if task.data.augmented else {}
-        self.batches = StagingBuffer(device, rows=((count, batch), np.int32), **augmentation)
-        kind = torch.zeros(0, dtype=buffers.dtype).numpy().dtype
-        integers, floats = ((STAGED,), np.int64), ((STAGED,), kind)
+        augmentation = {"augmentation": ((count, batch, 5), torch.int8)} if task.data.augmented else {}
+        self.batches = StagingBuffer(device, rows=((count, batch), torch.int32), **augmentation)
+        integers, floats = ((STAGED,), torch.int64), ((STAGED,), buffers.dtype)
         self._entering = StagingBuffer(device, lanes=integers, cohorts=integers, clients=integers, rates=floats)
         self._ended = StagingBuffer(
             device, lanes=integers, cohorts=integers, clients=integers, weights=floats, slots=integers
         )
-        size, one = (min(STAGED_OF_COHORT, count),), ((1,), np.int64)
-        integers, floats = (size, np.int64), (size, kind)
+        size, one = (min(STAGED_OF_COHORT, count),), ((1,), torch.int64)
+        integers, floats = (size, torch.int64), (size, buffers.dtype)
         self._ended_of_cohort = StagingBuffer(device, lanes=integers, cohorts=one, clients=integers, weights=floats)
         self._leaf = self.params_LP.detach().requires_grad_()
         self._forward: Callable[[], tuple[Tensor, Tensor | None]] = faster(self._losses) if compiled else self._losses
@@ -85,9 +85,7 @@ class Lanes:
 
     def fill(self, entering: Sequence[Entry]) -> None:
         """Lanes start one client each, from its cohort's model."""
-        for start in range(0, len(entering), STAGED):
-            self._stage(self._entering, entering[start : start + STAGED])
-            self._fill_graph()
+        self._replay(self._fill_graph, self._entering, entering)
 
     def start_from(self, lanes: Sequence[int], starts: Sequence[Tensor]) -> None:
         """Clients that were taken in start from these models instead of their cohorts' newest."""
@@ -101,23 +99,26 @@ class Lanes:
         for entry in ended:
             cohorts.setdefault(entry[1], []).append(entry)
         many = self.count + 1 if self.buffers.algorithm.needs_all_models else MANY_OF_COHORT
-        size = len(self._ended_of_cohort.host["lanes"])
         for entries in cohorts.values():
-            for start in range(0, len(entries) if len(entries) >= many else 0, size):
-                self._stage(self._ended_of_cohort, entries[start : start + size])
-                self._collect_cohort_graph()
-        for group in groups([entry for entry in ended if len(cohorts[entry[1]]) < many]):
-            self._stage(self._ended, group)
-            self._collect_graph()
+            if len(entries) >= many:
+                self._replay(self._collect_cohort_graph, self._ended_of_cohort, entries)
+        # One client of each cohort at a time: sums are then added up in one order, always.
+        for each in zip_longest(*(entries for entries in cohorts.values() if len(entries) < many)):
+            self._replay(self._collect_graph, self._ended, [entry for entry in each if entry is not None])
+
+    def _replay(self, graph: Callable[[], None], staging: StagingBuffer, entries: Sequence[Entry]) -> None:
+        """Stage as many entries as fit, and run the graph, until all are done."""
+        size = len(staging.host["lanes"])
+        for start in range(0, len(entries), size):
+            self._stage(staging, entries[start : start + size])
+            graph()
 
     def _stage(self, staging: StagingBuffer, entries: Sequence[Entry]) -> None:
         buffers, arrays = self.buffers, staging.host
-        for array in arrays.values():
-            array[:] = 0
-        arrays["lanes"][:], arrays["cohorts"][:] = self.count, len(buffers.models_NP) - 1
-        arrays["clients"][:] = len(buffers.losses_M) - 1
-        if "slots" in arrays:
-            arrays["slots"][:] = buffers.algorithm.slots[-1]
+        unused = {"lanes": self.count, "cohorts": len(buffers.models_NP) - 1, "clients": len(buffers.losses_M) - 1}
+        unused["slots"] = buffers.algorithm.slots[-1]
+        for name, array in arrays.items():
+            array[:] = unused.get(name, 0)
         for array, values in zip(arrays.values(), zip(*entries, strict=True), strict=False):  # not all have slots
             array[: len(entries)] = values[: len(array)]  # clients of one cohort have one cohort slot
         staging.send()
@@ -175,11 +176,10 @@ class Lanes:
         return ClientState(lr, state.steps.index_select(0, lanes), {}, *chosen)
 
     def _losses(self) -> tuple[Tensor, Tensor | None]:
-        buffers, rows_LB = self.buffers, self.batches.device["rows"]
-        x = buffers.inputs(rows_LB, self.batches.device.get("augmentation"))
-        mask_LB = (rows_LB != EMPTY).to(x.dtype)
-        params = buffers.layout.views(self._leaf[: self.count])
-        losses_LB = vmap(buffers.losses)(params, x, buffers.labels(rows_LB))
+        buffers, staged = self.buffers, self.batches.device
+        x, y = buffers.samples(staged)
+        mask_LB = (staged["rows"] != EMPTY).to(x.dtype)
+        losses_LB = vmap(buffers.losses)(buffers.layout.views(self._leaf[: self.count]), x, y)
         squared_L = (losses_LB.detach() * mask_LB).square().sum(1) if buffers.has_squared_losses else None
         return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1), squared_L
 
@@ -200,21 +200,6 @@ def faster(work: Callable[Params, Result]) -> Callable[Params, Result]:
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MANY_ENGINES
     # Sums are split by rule, not by timing, which differs between processes: a run repeats bit by bit.
     return torch.compile(work, dynamic=False, options={"deterministic": True})
-
-
-def groups(ended: Sequence[Entry]) -> list[list[Entry]]:
-    """Split so that a group holds every cohort at most once: sums are then added up in one order, always."""
-    split: list[list[Entry]] = []
-    seen: dict[int, int] = {}
-    for entry in ended:
-        k = seen.get(entry[1], 0)
-        while k < len(split) and len(split[k]) == STAGED:
-            k += 1
-        if k == len(split):
-            split.append([])
-        split[k].append(entry)
-        seen[entry[1]] = k + 1
-    return split
 
 
 @functools.cache
