@@ -28,7 +28,7 @@ from cpfl import models
 from cpfl.diagnostics.bench import drawn
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.lanes.batch_schedule import ClientRound
-from cpfl.engines.lanes.evaluation import Evaluator, Round, StaleUpdates
+from cpfl.engines.lanes.evaluation import Evaluator, Round
 from cpfl.engines.lanes.step import Lanes
 from cpfl.federation import local_training
 from cpfl.federation.messages import Origin, RoundRequest
@@ -153,15 +153,15 @@ def rig_of(name: str, preset: str, precision: str, count: int, device: torch.dev
     lanes.batches.device["rows"].copy_(torch.arange(count * federation.batch_size).view(count, -1))
     chosen = list(clients[: federation.buffer_size or participants_per_round(federation, len(clients))])
     sizes = [int(task.data.clients.training_sizes[client]) for client in chosen]
-    stale = None
+    request, starts = None, {}
     if engine.buffers.algorithm.stale:  # all began with an older model but one
         older = chosen[1:]
         starts = dict.fromkeys(older, engine.buffers.models_NP[1])
         rule, origins = "fedbuff" if federation.buffer_size else "refl", dict.fromkeys(older, Origin(0, {}))
-        stale = StaleUpdates(RoundRequest(0, 1, chosen, {}, origins=origins, aggregation=rule), starts)
-    rounds = {client: ClientRound(0, client, 1, local_training.steps(federation, size)) for client, size in
+        request = RoundRequest(0, 1, chosen, {}, origins=origins, aggregation=rule)
+    rounds = {client: ClientRound(0, client, 1, size, local_training.steps(federation, size)) for client, size in
               zip(chosen, sizes, strict=True)}  # fmt: skip
-    round = Round(task.session(0), 1, rounds, sizes, 0, 0, stale=stale, weight=float(len(chosen)))
+    round = Round(task.session(0), 1, rounds, 0, 0, request=request, starts=starts, weight=float(len(chosen)))
     steps = float(local_training.all_steps(federation, task.data.clients.training_sizes).mean())
     return Rig(lanes, engine.evaluator, round, steps, steps * len(chosen) / count)
 

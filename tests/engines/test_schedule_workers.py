@@ -57,32 +57,27 @@ def test_a_schedule_is_laid_out_as_the_batches_are(settings: dict[str, Any], mis
 def test_workers_draw_the_same_schedules_in_any_order() -> None:
     made = task()
     sizes = made.data.clients.training_sizes.tolist()
+
+    def work(client: int, round: int) -> ClientRound:
+        return ClientRound(0, client, round, sizes[client], steps=1)
+
     workers = ScheduleWorkers(made, 2)
     try:
-        client_rounds = [ClientRound(0, client, round, 1) for round in (1, 2) for client in range(20)]
-        workers.request(client_rounds, sizes)
-        for client_round in reversed(client_rounds):
-            found = workers.take(client_round)
+        client_rounds = [work(client, round) for round in (1, 2) for client in range(20)]
+        workers.request(client_rounds)
+        for one in reversed(client_rounds):
+            found = workers.take(one)
             assert found is not None
-            right = draw(
-                made.experiment.federation,
-                90,
-                None,
-                sizes[client_round.client],
-                client_round.client,
-                client_round.round,
-            )
+            right = draw(made.experiment.federation, 90, None, one.samples, one.client, one.round)
             assert np.array_equal(found[0], right[0])
             assert found[1] is None
         assert workers.take(client_rounds[0]) is None  # taken
-        workers.request([ClientRound(0, 3, 9, 1), ClientRound(0, 4, 9, 1)], sizes)
-        workers.forget(ClientRound(0, 3, 9, 1))
-        assert workers.take(ClientRound(0, 3, 9, 1)) is None
-        assert workers.take(ClientRound(0, 4, 9, 1)) is not None
-        workers.request([ClientRound(0, 0, round, 1) for round in range(3 * MAX_REQUESTS)], sizes)
-        assert (
-            workers.take(ClientRound(0, 0, 3 * MAX_REQUESTS - 1, 1)) is None
-        )  # too many at once: the main process draws it
+        workers.request([work(3, 9), work(4, 9)])
+        workers.forget(work(3, 9))
+        assert workers.take(work(3, 9)) is None
+        assert workers.take(work(4, 9)) is not None
+        workers.request([work(0, round) for round in range(3 * MAX_REQUESTS)])
+        assert workers.take(work(0, 3 * MAX_REQUESTS - 1)) is None  # too many at once: the main process draws it
     finally:
         workers.end()
 

@@ -39,13 +39,9 @@ class ClientRound:
     cohort: int
     client: int
     round: int
+    samples: int
     steps: int
     position: int = 0  # among the participants
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """What its batch schedule depends on."""
-        return self.client, self.round
 
 
 def draw(
@@ -95,7 +91,7 @@ class ScheduleWorker:
             import fcntl
 
             fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._open: deque[tuple[tuple[int, int], int]] = deque()  # keys and samples
+        self._open: deque[ClientRound] = deque()
         self._alive = True
         header = {"federation": self._settings.model_dump(), "seed": task.experiment.seed, "shape": shape}
         self._write(json.dumps(header).encode() + b"\n")
@@ -105,24 +101,24 @@ class ScheduleWorker:
         """Open requests; a dead worker takes no more."""
         return len(self._open) if self._alive else MAX_REQUESTS
 
-    def request(self, client: int, samples: int, round: int) -> None:
+    def request(self, one: ClientRound) -> None:
         """Ask for a client's schedule."""
-        self._open.append(((client, round), samples))
-        self._write(REQUEST.pack(client, samples, round))
+        self._open.append(one)
+        self._write(REQUEST.pack(one.client, one.samples, one.round))
 
-    def next(self) -> tuple[tuple[int, int], BatchSchedule | None]:
+    def next(self) -> tuple[ClientRound, BatchSchedule | None]:
         """Wait for the next answer; None: there will be no more."""
-        key, samples = self._open.popleft()
-        shape, data = (local_training.steps(self._settings, samples), self._settings.batch_size), b""
+        one, data = self._open.popleft(), b""
+        shape = (local_training.steps(self._settings, one.samples), self._settings.batch_size)
         cells = math.prod(shape)
         if self._alive:
             with contextlib.suppress(OSError):
                 data = self._answers.read(cells * self._cell)
             self._alive = len(data) == cells * self._cell
         if not self._alive:
-            return key, None
+            return one, None
         order_SB, rest = np.frombuffer(data, np.int32, cells).reshape(shape), data[4 * cells :]
-        return key, (order_SB, np.frombuffer(rest, np.int8).reshape(*shape, 5) if rest else None)
+        return one, (order_SB, np.frombuffer(rest, np.int8).reshape(*shape, 5) if rest else None)
 
     def end(self) -> None:
         """Kill the process."""
@@ -143,45 +139,43 @@ class ScheduleWorkers:
 
     def __init__(self, task: Task, count: int) -> None:
         self.workers = [ScheduleWorker(task) for _ in range(count)]
-        self._queued: dict[tuple[int, int], int] = {}  # samples of requests that no worker has yet, in order
-        self._with: dict[tuple[int, int], ScheduleWorker] = {}  # the worker of what is not taken yet
-        self._made: dict[tuple[int, int], BatchSchedule] = {}
+        self._queued: dict[ClientRound, None] = {}  # requests that no worker has yet, in order
+        self._with: dict[ClientRound, ScheduleWorker] = {}  # the worker of what is not taken yet
+        self._made: dict[ClientRound, BatchSchedule] = {}
 
-    def request(self, client_rounds: Sequence[ClientRound], sizes: Sequence[int]) -> None:
+    def request(self, client_rounds: Sequence[ClientRound]) -> None:
         """Ask for these schedules after earlier ones; requests wait while all workers are busy."""
-        for client_round in client_rounds:
-            if client_round.key not in self._with:
-                self._queued.setdefault(client_round.key, sizes[client_round.client])
+        self._queued |= {one: None for one in client_rounds if one not in self._with}
         self._pass_on()
 
-    def take(self, client_round: ClientRound) -> BatchSchedule | None:
+    def take(self, wanted: ClientRound) -> BatchSchedule | None:
         """A requested schedule; None: no worker has started on it, or its worker died."""
-        key = client_round.key
-        self._queued.pop(key, None)
-        worker = self._with.get(key)
-        while worker is not None and key not in self._made:
+        self._queued.pop(wanted, None)
+        worker = self._with.get(wanted)
+        while worker is not None and wanted not in self._made:
             other, schedule = worker.next()
             if schedule is None:
                 break
             if other in self._with:  # else it was forgotten
                 self._made[other] = schedule
-        self._with.pop(key, None)
+        self._with.pop(wanted, None)
         self._pass_on()
-        return self._made.pop(key, None)
+        return self._made.pop(wanted, None)
 
-    def forget(self, client_round: ClientRound) -> None:
+    def forget(self, one: ClientRound) -> None:
         """It will not be needed."""
         for known in (self._queued, self._with, self._made):
-            known.pop(client_round.key, None)
+            known.pop(one, None)
 
     def _pass_on(self) -> None:
-        while self._queued:
-            worker = min(self.workers, key=lambda worker: worker.load, default=None)
-            if worker is None or worker.load >= MAX_REQUESTS:
+        while self._queued and self.workers:
+            worker = min(self.workers, key=lambda worker: worker.load)
+            if worker.load >= MAX_REQUESTS:
                 return
-            key = next(iter(self._queued))
-            worker.request(key[0], self._queued.pop(key), key[1])
-            self._with[key] = worker
+            one = next(iter(self._queued))
+            del self._queued[one]
+            worker.request(one)
+            self._with[one] = worker
 
     def end(self) -> None:
         """Kill the processes."""

@@ -186,9 +186,9 @@ class StagingBuffer:
             self._sent[self._next].synchronize()  # at once, if nothing was sent from there
 
 
-def upload(device: torch.device, array: NDArray[np.generic]) -> Tensor:
-    """An array as a tensor on the device. Torch reuses pinned memory once the copy is done."""
-    host = torch.from_numpy(array)
+def upload(device: torch.device, numbers: Sequence[int]) -> Tensor:
+    """Numbers as a tensor on the device. Torch reuses pinned memory once the copy is done."""
+    host = torch.tensor(numbers)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 

@@ -102,8 +102,6 @@ def steps_of_all(rounds: Sequence[Sequence[int]], lanes: int) -> int:
 
 def alone(steps: Sequence[int], lanes: int) -> int:
     """Steps of one cohort's round in lanes of its own: the lane that is free first takes the longest client."""
-    if len(steps) <= lanes:
-        return steps[0]
     free = [0] * lanes
     for count in steps:
         heapq.heapreplace(free, free[0] + count)

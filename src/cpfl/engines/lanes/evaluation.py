@@ -36,7 +36,6 @@ class Round:
     session: Session
     number: int
     clients: dict[int, ClientRound]  # by participant, in their order
-    sizes: Sequence[int]  # their training samples
     cohort_slot: int
     slot: int  # of the first client's model, where all are aggregated together; the others follow
     following: Sequence[ClientRound] = ()  # of the next round, as far as they are known
@@ -95,10 +94,10 @@ class Evaluator:
             staged["cohorts"][k], staged["weights"][k] = one.cohort_slot, one.weight
             staged["sizes"][k] = len(one.session.clients)
             if one.request is None:
-                steps = [client.steps for client in one.clients.values()]
-                staged["scales"][k] = algorithm.server.update_scale(list(zip(one.sizes, steps, strict=True)))
+                work = [(client.samples, client.steps) for client in one.clients.values()]
+                staged["scales"][k] = algorithm.server.update_scale(work)
         self._sums.send()
-        clients = upload(buffers.device, np.concatenate([np.array(list(one.clients), np.int64) for one in rounds]))
+        clients = upload(buffers.device, [client for one in rounds for client in one.clients])
         if self._means_VP is not None:
             for k, one in enumerate(rounds):
                 self._means_VP[k] = self._mean(one)
@@ -154,12 +153,12 @@ class Evaluator:
         self, round: Round, validation: dict[int, float], losses: list[float], squared: list[float] | None
     ) -> list[ClientResult]:
         results, settings = [], self._buffers.task.experiment.federation
-        for k, (one, size) in enumerate(zip(round.clients.values(), round.sizes, strict=True)):
+        for k, one in enumerate(round.clients.values()):
             loss, value = losses[k] / one.steps, validation.get(one.client)
             for number in (loss, value):
                 if number is not None and not math.isfinite(number):
                     raise DivergedError(round.session.cohort, one.client, round.number, number)
-            samples = local_training.samples_in_steps(settings, size, one.steps)
+            samples = local_training.samples_in_steps(settings, one.samples, one.steps)
             reported = None if squared is None else squared[k]
             results.append(ClientResult(one.client, samples, one.steps, loss, value, squared_losses=reported))
         return results
@@ -173,7 +172,7 @@ class Evaluator:
             return server.aggregate(models_KP)
         starts_KP = torch.stack([one.starts.get(client, newest_P) for client in one.clients])
         updates_KP = server.clip_update(models_KP, starts_KP) - starts_KP
-        weights = [client_weight(server.settings.weights, size) for size in one.sizes]
+        weights = [client_weight(server.settings.weights, client.samples) for client in one.clients.values()]
         ages = [request.round - request.origin(client).round for client in one.clients]
         return newest_P + staleness.combined(request.aggregation, updates_KP, ages, weights)
 

@@ -89,7 +89,6 @@ class Scheduler:
             session,
             number,
             clients={one.client: one for one in client_rounds},
-            sizes=[self._sizes[one.client] for one in client_rounds],
             cohort_slot=self._cohort_slot[session.cohort],
             slot=int(algorithm.slots[session.cohort]),
             following=following,
@@ -99,7 +98,7 @@ class Scheduler:
         for client, origin in request.origins.items() if request else ():
             round.starts[client] = layout.row(origin.model, self._device)
         longest_first = sorted(client_rounds, key=lambda one: -one.steps)
-        self._schedules.request([*longest_first, *following], self._sizes)
+        self._schedules.request([*longest_first, *following])
         for one in longest_first:
             heapq.heappush(self._waiting, (number, -longest_first[0].steps, -one.steps, next(self._order), one))
 
@@ -107,8 +106,12 @@ class Scheduler:
         """The clients of a round, as far as they can be known."""
         participants = session.participants(number)
         partial = session.steps(number) if participants else {}
-        steps = [partial.get(c) or local_training.steps(self._settings, self._sizes[c]) for c in participants]
-        return [ClientRound(session.cohort, c, number, steps[k], k) for k, c in enumerate(participants)]
+        client_rounds = []
+        for k, client in enumerate(participants):
+            samples = self._sizes[client]
+            steps = partial.get(client) or local_training.steps(self._settings, samples)
+            client_rounds.append(ClientRound(session.cohort, client, number, samples, steps, k))
+        return client_rounds
 
     def _use(self, lanes: Lanes) -> None:
         """Work with these lanes from now on; all are idle."""
@@ -136,28 +139,23 @@ class Scheduler:
         if not free:
             return
         entering, older = [], dict[int, torch.Tensor]()
+        data, settings = self._task.data, self._settings
+        shape = data.train.shape if data.augmented else None
         for lane in free:
             one = heapq.heappop(self._waiting)[-1]
-            self._lay_out(one, lane)
+            own, schedule = data.clients[one.client].training, self._schedules.take(one)
+            if schedule is None:
+                schedule = draw(settings, self._task.experiment.seed, shape, one.samples, one.client, one.round)
+            first = self._depth - one.steps
+            lay_out(own, schedule, one.steps, *(drawn[lane, first:] for drawn in self._drawn_LS.values()))
             self._in_lane[lane], self._left[lane] = one, one.steps
-            rate = local_training.rate(self._settings, one.round)
             round = self._rounds[one.cohort]
-            entering.append((lane, round.cohort_slot, one.client, rate, 0))
+            entering.append((lane, round.cohort_slot, one.client, local_training.rate(settings, one.round), 0))
             if one.client in round.starts:
                 older[lane] = round.starts[one.client]
         self._lanes.fill(entering)
         if older:
             self._lanes.start_from(list(older), list(older.values()))
-
-    def _lay_out(self, one: ClientRound, lane: int) -> None:
-        data, settings = self._task.data, self._settings
-        own = data.clients[one.client].training
-        batches = self._schedules.take(one)
-        if batches is None:
-            shape, seed = data.train.shape if data.augmented else None, self._task.experiment.seed
-            batches = draw(settings, seed, shape, len(own), one.client, one.round)
-        first = self._depth - one.steps
-        lay_out(own, batches, one.steps, *(drawn[lane, first:] for drawn in self._drawn_LS.values()))
 
     def _move(self, wanted: Lanes) -> None:
         """Carry the clients in training over to the other lanes."""
@@ -192,7 +190,7 @@ class Scheduler:
         for lane in last:
             one = self._in_lane.pop(lane)
             round = self._rounds[one.cohort]
-            weight = self._server.weight(self._sizes[one.client], one.steps)
+            weight = self._server.weight(one.samples, one.steps)
             ended.append((lane, round.cohort_slot, one.client, weight, round.slot + one.position))
             round.weight += weight
             round.missing -= 1
