@@ -18,12 +18,10 @@ def lane_pool(x_NHWC: Tensor, window: list[int], stride: list[int], padding: lis
         from cpfl.kernels.triton import pool as kernels
 
         return kernels.pool(x_NHWC, window, stride, padding)
-    out, at = nn.functional.max_pool2d(x_NHWC.movedim(-1, 1), window, stride, padding, return_indices=True)
-    rows = torch.arange(out.shape[2], device=out.device)[:, None] * stride[0] - padding[0]
-    columns = torch.arange(out.shape[3], device=out.device) * stride[1] - padding[1]
-    width = x_NHWC.shape[2]
-    which = (at // width - rows) * window[1] + at % width - columns
-    return out.movedim(1, -1).contiguous(), which.movedim(1, -1).to(torch.uint8).contiguous()
+    border = (0, 0, padding[1], padding[1], padding[0], padding[0])
+    padded = nn.functional.pad(x_NHWC, border, value=-torch.inf)
+    out, winner = padded.unfold(1, window[0], stride[0]).unfold(2, window[1], stride[1]).flatten(-2).max(-1)
+    return out.contiguous(), winner.to(torch.uint8).contiguous()
 
 
 @lane_pool.register_fake

@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 import signal
-import struct
 import subprocess
 import sys
 from collections import deque
@@ -26,7 +25,6 @@ from cpfl.task.task import Task
 EMPTY = -1  # no sample
 MAX_REQUESTS = 256  # that a worker may have before it: few enough for the pipes to hold them
 PIPE_BYTES = 2**20  # that may wait to be read
-REQUEST = struct.Struct("<qqq")  # client, samples, round
 
 BatchSchedule = tuple[NDArray[np.int32], NDArray[np.int8] | None]
 """Positions among the client's own samples (S, B), empty where a batch is short, and their augmentation (S, B, 5)."""
@@ -104,7 +102,7 @@ class ScheduleWorker:
     def request(self, one: ClientRound) -> None:
         """Ask for a client's schedule."""
         self._open.append(one)
-        self._write(REQUEST.pack(one.client, one.samples, one.round))
+        self._write(b"%d %d %d\n" % (one.samples, one.client, one.round))
 
     def next(self) -> tuple[ClientRound, BatchSchedule | None]:
         """Wait for the next answer; None: there will be no more."""
@@ -189,9 +187,8 @@ def main() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     header = json.loads(requests.readline())
     settings, seed, shape = Federation(**header["federation"]), header["seed"], header["shape"]
-    while len(request := requests.read(REQUEST.size)) == REQUEST.size:
-        client, samples, round = REQUEST.unpack(request)
-        order, augmentation = draw(settings, seed, tuple(shape) if shape else None, samples, client, round)
+    for request in requests:
+        order, augmentation = draw(settings, seed, tuple(shape) if shape else None, *map(int, request.split()))
         with contextlib.suppress(BrokenPipeError):
             answers.write(order.tobytes() + (b"" if augmentation is None else augmentation.tobytes()))
             answers.flush()

@@ -87,6 +87,8 @@ class AlgorithmBuffers:
         self.slots = np.cumsum([0, *(_round_clients(task, len(cohort)) for cohort in task.cohorts)])
         self.models_SP = rows(int(self.slots[-1]) + 1, self.needs_all_models)  # of clients that have ended
         self.server_NP = {name: rows(cohorts, True) for name in self.server.buffers}
+        means = {CLIENT_STATE_MEAN: self.means_NP} if self.client.has_client_state else {}
+        self.cohort_NP = {**self.server_NP, **means}  # all that a cohort keeps
 
     def load(self, sessions: Sequence[Session]) -> None:
         """Start from the state of these sessions; the first one has cohort slot 0."""
@@ -94,48 +96,11 @@ class AlgorithmBuffers:
             rows.zero_()
         for name, rows in self.server_NP.items():
             rows.fill_(self.server.initial_value(name))
-        by_name = {**self.server_NP, CLIENT_STATE_MEAN: self.means_NP}
         for slot, session in enumerate(sessions):
             for name, state in session.algorithm_state.cohort.items():
-                by_name[name][slot] = self._layout.row(state, self._device)
+                self.cohort_NP[name][slot] = self._layout.row(state, self._device)
             for client, state in session.algorithm_state.clients.items():
                 self.client_states_MP[client] = self._layout.row(state, self._device)
-
-    def update_client_states(
-        self, new_FP: Tensor, old_FP: Tensor, clients: Tensor, cohorts: Tensor, filled_F1: Tensor | None
-    ) -> None:
-        """Store states of clients whose rounds have ended: of different cohorts, or the `filled` ones of a single."""
-        self.client_states_MP.index_copy_(0, clients, new_FP)
-        changes = self.changes_NP.index_select(0, cohorts)
-        if filled_F1 is None:
-            changes.add_(new_FP).sub_(old_FP)
-        else:  # entries that stay empty may hold anything
-            changes.add_(torch.where(filled_F1, new_FP - old_FP, 0).sum(0, keepdim=True))
-        self.changes_NP.index_copy_(0, cohorts, changes)
-
-    def advance(
-        self, models_VP: Tensor, means_VP: Tensor, cohorts: Tensor, scales_V1: Tensor, sizes_V1: Tensor
-    ) -> Tensor:
-        """The next models of these cohorts, from their last ones and the means of their clients'."""
-        buffers = {name: rows.index_select(0, cohorts) for name, rows in self.server_NP.items()}
-        models_VP = self.server.update(models_VP, means_VP, scales_V1, buffers)
-        for name, rows in self.server_NP.items():
-            rows.index_copy_(0, cohorts, buffers[name])
-        if self.client.has_client_state:
-            changes_VP = self.changes_NP.index_select(0, cohorts).div_(sizes_V1)
-            states_VP = self.means_NP.index_select(0, cohorts).add_(changes_VP)
-            self.means_NP.index_copy_(0, cohorts, states_VP)
-            self.changes_NP.index_fill_(0, cohorts, 0)
-            models_VP = self.client.correct_model(models_VP, states_VP)
-        return models_VP
-
-    def states(self, cohorts: Tensor, clients: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-        """The rows of these cohorts and clients as they are now."""
-        rows = {name: rows.index_select(0, cohorts) for name, rows in self.server_NP.items()}
-        if not self.client.has_client_state:
-            return rows, None
-        rows[CLIENT_STATE_MEAN] = self.means_NP.index_select(0, cohorts)
-        return rows, self.client_states_MP.index_select(0, clients)
 
 
 def _round_clients(task: Task, clients: int) -> int:

@@ -102,7 +102,10 @@ class Evaluator:
             for k, one in enumerate(rounds):
                 self._means_VP[k] = self._mean(one)
         self.aggregate()
-        states = algorithm.states(self._sums.device["cohorts"], clients)
+        cohorts = self._sums.device["cohorts"]
+        cohort_states = {name: rows.index_select(0, cohorts) for name, rows in algorithm.cohort_NP.items()}
+        has_client_state = algorithm.client.has_client_state
+        client_states = algorithm.client_states_MP.index_select(0, clients) if has_client_state else None
         held, arrays = zip(*map(self._validation, rounds), strict=True)
         chunks = []
         for start in range(0, max(sum(counts.values()) for counts in held), self._batch):
@@ -122,7 +125,8 @@ class Evaluator:
         if buffers.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return PendingEvaluation(rounds, models_VP, *states, list(held), chunks, training, squared, done)
+        states = (models_VP, cohort_states, client_states)
+        return PendingEvaluation(rounds, *states, list(held), chunks, training, squared, done)
 
     def results(self, pending: PendingEvaluation) -> Iterator[tuple[Round, RoundResult]]:
         """Wait for an evaluation; the results of its rounds, less those of sessions that have stopped since."""
@@ -177,13 +181,23 @@ class Evaluator:
         return newest_P + staleness.combined(request.aggregation, updates_KP, ages, weights)
 
     def _aggregate(self) -> None:
-        buffers, staged = self._buffers, self._sums.device
+        buffers, algorithm, staged = self._buffers, self._buffers.algorithm, self._sums.device
         cohorts, scales_V1, sizes_V1 = staged["cohorts"], staged["scales"][:, None], staged["sizes"][:, None]
         means_VP = self._means_VP
         if means_VP is None:
             means_VP = buffers.sums_NP.index_select(0, cohorts).div_(staged["weights"][:, None])
         models_VP = buffers.models_NP.index_select(0, cohorts)
-        self._params_VP.copy_(buffers.algorithm.advance(models_VP, means_VP, cohorts, scales_V1, sizes_V1))
+        server_VP = {name: rows.index_select(0, cohorts) for name, rows in algorithm.server_NP.items()}
+        models_VP = algorithm.server.update(models_VP, means_VP, scales_V1, server_VP)
+        for name, rows in algorithm.server_NP.items():
+            rows.index_copy_(0, cohorts, server_VP[name])
+        if algorithm.client.has_client_state:
+            changes_VP = algorithm.changes_NP.index_select(0, cohorts).div_(sizes_V1)
+            states_VP = algorithm.means_NP.index_select(0, cohorts).add_(changes_VP)
+            algorithm.means_NP.index_copy_(0, cohorts, states_VP)
+            algorithm.changes_NP.index_fill_(0, cohorts, 0)
+            models_VP = algorithm.client.correct_model(models_VP, states_VP)
+        self._params_VP.copy_(models_VP)
         buffers.models_NP.index_copy_(0, cohorts, self._params_VP)
         buffers.sums_NP.index_fill_(0, cohorts, 0)
 

@@ -153,9 +153,7 @@ class Scheduler:
             entering.append((lane, round.cohort_slot, one.client, local_training.rate(settings, one.round), 0))
             if one.client in round.starts:
                 older[lane] = round.starts[one.client]
-        self._lanes.fill(entering)
-        if older:
-            self._lanes.start_from(list(older), list(older.values()))
+        self._lanes.fill(entering, older)
 
     def _move(self, wanted: Lanes) -> None:
         """Carry the clients in training over to the other lanes."""

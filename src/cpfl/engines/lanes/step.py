@@ -42,12 +42,14 @@ class Lanes:
         self.losses_L = torch.zeros(count + 1, dtype=buffers.dtype, device=device)
         self.squared_losses_L = torch.zeros_like(self.losses_L)
         self._rates_L1 = torch.zeros(count + 1, 1, dtype=buffers.dtype, device=device)
-        needed = (self._optimizer.needs_start, self._optimizer.has_client_state, self._optimizer.has_client_state)
+        has_state = self._optimizer.has_client_state
+        needed = {"start": self._optimizer.needs_start, "client_state": has_state, "mean_client_state": has_state}
+        self._rows = {name: torch.zeros_like(self.params_LP) for name, needs in needed.items() if needs}
         self._state = ClientState(
             settings.lr if local_training.constant_rate(settings) else self._rates_L1,
             torch.zeros_like(self._rates_L1),
             {name: torch.zeros_like(self.params_LP) for name in self._optimizer.buffers},
-            *(torch.zeros_like(self.params_LP) if one else None for one in needed),
+            **self._rows,
         )
         batch = settings.batch_size
         augmentation = {"augmentation": ((count, batch, 5), torch.int8)} if task.data.augmented else {}
@@ -78,20 +80,15 @@ class Lanes:
 
     def states(self) -> list[Tensor]:
         """All that clients in training have, by lane."""
-        state = self._state
-        rows = [row for row in (state.start, state.client_state, state.mean_client_state) if row is not None]
-        sums = [self.losses_L, self.squared_losses_L, self._rates_L1, state.steps]
-        return [self.params_LP, *sums, *state.buffers.values(), *rows]
+        sums = [self.losses_L, self.squared_losses_L, self._rates_L1, self._state.steps]
+        return [self.params_LP, *sums, *self._state.buffers.values(), *self._rows.values()]
 
-    def fill(self, entering: Sequence[Entry]) -> None:
-        """Lanes start one client each, from its cohort's model."""
+    def fill(self, entering: Sequence[Entry], older: dict[int, Tensor]) -> None:
+        """Lanes start one client each, from its cohort's newest model or from an older one, which is given by lane."""
         self._replay(self._fill_graph, self._entering, entering)
-
-    def start_from(self, lanes: Sequence[int], starts: Sequence[Tensor]) -> None:
-        """Clients that were taken in start from these models instead of their cohorts' newest."""
         for rows_LP in (self.params_LP, self._state.start):
-            if rows_LP is not None:
-                torch._foreach_copy_([rows_LP[lane] for lane in lanes], list(starts))
+            if older and rows_LP is not None:
+                torch._foreach_copy_([rows_LP[lane] for lane in older], list(older.values()))
 
     def collect(self, ended: Sequence[Entry]) -> None:
         """Add models of clients that have ended to the sums of their cohorts, always in the same order."""
@@ -149,8 +146,14 @@ class Lanes:
         if self._optimizer.has_client_state:
             state = self._selected(lanes)
             assert state.client_state is not None
-            new_FP = self._optimizer.update_client_state(models_FP, state)
-            algorithm.update_client_states(new_FP, state.client_state, clients, cohorts, filled_F1)
+            new_FP, old_FP = self._optimizer.update_client_state(models_FP, state), state.client_state
+            algorithm.client_states_MP.index_copy_(0, clients, new_FP)
+            changes = algorithm.changes_NP.index_select(0, cohorts)
+            if filled_F1 is None:
+                changes.add_(new_FP).sub_(old_FP)
+            else:  # entries that stay empty may hold anything
+                changes.add_(torch.where(filled_F1, new_FP - old_FP, 0).sum(0, keepdim=True))
+            algorithm.changes_NP.index_copy_(0, cohorts, changes)
         if algorithm.clips and not algorithm.stale:
             start_FP = buffers.models_NP.index_select(0, cohorts).expand_as(models_FP)
             models_FP = algorithm.server.clip_update(models_FP, start_FP)
@@ -169,11 +172,9 @@ class Lanes:
 
     def _selected(self, lanes: Tensor) -> ClientState:
         """The state of the clients in some lanes."""
-        state = self._state
-        rows = (state.start, state.client_state, state.mean_client_state)
-        lr = state.lr.index_select(0, lanes) if isinstance(state.lr, Tensor) else state.lr
-        chosen = (None if row is None else row.index_select(0, lanes) for row in rows)
-        return ClientState(lr, state.steps.index_select(0, lanes), {}, *chosen)
+        lr, steps = self._state.lr, self._state.steps.index_select(0, lanes)
+        rows = {name: rows_LP.index_select(0, lanes) for name, rows_LP in self._rows.items()}
+        return ClientState(lr.index_select(0, lanes) if isinstance(lr, Tensor) else lr, steps, {}, **rows)
 
     def _losses(self) -> tuple[Tensor, Tensor | None]:
         buffers, staged = self.buffers, self.batches.device
