@@ -16,10 +16,13 @@ def add_lanes(operation: Any) -> None:
             lanes_first = value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
             return lanes_first.flatten(0, 1).contiguous()
 
+        def apart(value: Tensor) -> Tensor:
+            return value.view(info.batch_size, -1, *value.shape[1:])
+
         outputs = operation(*map(joined, inputs, dims))
         if isinstance(outputs, Tensor):
-            return outputs.unflatten(0, (info.batch_size, -1)), 0
-        return tuple(out.unflatten(0, (info.batch_size, -1)) for out in outputs), (0,) * len(outputs)
+            return apart(outputs), 0
+        return tuple(map(apart, outputs)), (0,) * len(outputs)
 
     operation.register_vmap(rule)
 

@@ -54,7 +54,7 @@ def draw(
         return order_SB, None
     augmentation_SB5 = np.zeros((*order_SB.shape, 5), np.int8)
     filled = order_SB != EMPTY
-    augmentation_SB5[filled] = local_training.augmentation(np.count_nonzero(filled), shape, seed, client, round)
+    augmentation_SB5[filled] = local_training.augmentation(int(filled.sum()), shape, seed, client, round)
     return order_SB, augmentation_SB5
 
 
