@@ -112,7 +112,7 @@ def test_settings_that_differ_under_the_rule_joint_are_listed() -> None:
         "stopping.rule = joint (plateau)",
         "stopping.min_gain = 1.5 (preset femnist: 4.0)",
     ]
-    with pytest.raises(SettingError, match="stopping.min_gain has no effect here"):
+    with pytest.raises(SettingError, match=r"stopping\.min_gain has no effect here"):
         found("femnist", **{"stopping.min_gain": 1.5})
 
 
