@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from cpfl import models
-from cpfl.diagnostics.bench import drawn
+from cpfl.diagnostics import drawn
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.lanes.batch_schedule import ClientRound
 from cpfl.engines.lanes.evaluation import Evaluator, Round

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from cpfl.data.federated import Given
-from cpfl.diagnostics.bench import drawn, lasting, measure
+from cpfl.diagnostics import drawn, lasting, measure
 from cpfl.engines.create import create_engine
 from cpfl.settings import experiment_file
 from cpfl.task.task import build_task

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cpfl import method
-from cpfl.diagnostics.bench import drawn
+from cpfl.diagnostics import drawn
 from cpfl.engines.base import Engine
 from cpfl.engines.create import create_engine
 from cpfl.engines.gpu_errors import out_of_memory

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from cpfl import method
 from cpfl.data.federated import Given
-from cpfl.diagnostics.bench import drawn
+from cpfl.diagnostics import drawn
 from cpfl.engines.create import torch_device
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.lanes.step import Lanes

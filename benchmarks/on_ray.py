@@ -22,7 +22,7 @@ import torch
 
 from cpfl import method
 from cpfl.data.federated import Given, as_samples
-from cpfl.diagnostics.bench import lasting
+from cpfl.diagnostics import lasting
 from cpfl.engines.create import create_engine
 from cpfl.engines.ray import ClusterConfig
 from cpfl.settings import experiment_file

@@ -23,7 +23,7 @@ import torch
 
 from cpfl import method
 from cpfl.data.federated import Given, as_samples
-from cpfl.diagnostics.bench import Stopwatch, lasting
+from cpfl.diagnostics import Stopwatch, lasting
 from cpfl.engines.create import create_engine
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder

@@ -11,7 +11,7 @@ from rich.table import Table
 from cpfl.cli.options import AsJson, DataFolder, Device, console, notes, say, show_json
 
 if TYPE_CHECKING:
-    from cpfl.diagnostics.bench import Rate
+    from cpfl.diagnostics import Rate
 
 
 def doctor(data: DataFolder = None, as_json: AsJson = False) -> None:
@@ -19,7 +19,7 @@ def doctor(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     Example: cpfl doctor
     """
-    from cpfl.diagnostics.doctor import examine
+    from cpfl.diagnostics import examine
 
     checks = examine(data)
     if as_json:
@@ -42,7 +42,7 @@ def bench(
 
     Example: cpfl bench
     """
-    from cpfl.diagnostics.bench import bench as measure
+    from cpfl.diagnostics import bench as measure
     from cpfl.engines.create import torch_device
 
     found_device = torch_device(device)

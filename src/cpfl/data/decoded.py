@@ -18,6 +18,7 @@ from PIL import Image
 
 from cpfl.data.samples import Array
 
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 # Raster formats that Pillow decodes by itself: others, such as EPS, would start another program.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -49,26 +50,18 @@ def cached(files: Sequence[Path], decode: Callable[[], Array]) -> Array:
             return np.asarray(np.load(images, mmap_mode="c", allow_pickle=False))
     decoded = decode()
     with contextlib.suppress(OSError):
-        _write(decoded, images, checksum)
+        images.parent.mkdir(parents=True, exist_ok=True)
+        # Both files appear whole or not at all. A crash between the two leaves images without a checksum: no entry.
+        with tempfile.TemporaryDirectory(dir=images.parent, prefix="partial-") as scratch:
+            partial = Path(scratch) / images.name
+            np.save(partial, decoded, allow_pickle=False)
+            digest = _digest(partial)
+            partial.replace(images)
+            partial.write_text(digest)
+            partial.replace(checksum)
     return decoded
 
 
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _write(decoded: Array, images: Path, checksum: Path) -> None:
-    """Both files appear whole or not at all. A crash between the two leaves images without a checksum: no entry."""
-    images.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=images.parent, prefix="partial-", delete=False) as out:
-        partial = Path(out.name)
-    try:
-        with partial.open("wb") as out:
-            np.save(out, decoded, allow_pickle=False)
-        digest = _digest(partial)
-        partial.replace(images)
-        partial.write_text(digest)
-        partial.replace(checksum)
-    finally:
-        partial.unlink(missing_ok=True)

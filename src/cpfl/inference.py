@@ -1,20 +1,26 @@
-"""The global model in formats for other programs: safetensors, ONNX, and a JSON file that describes its input."""
+"""The global model of a finished run: exported for other programs, or used here to classify images."""
 
 import importlib.util
 import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from cpfl import models
-from cpfl.errors import CpflError, ModelError, RunFolderError
+from cpfl.data.decoded import SUFFIXES, UNREADABLE, open_image
+from cpfl.errors import CpflError, DataError, ModelError, RunFolderError
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.settings import GIVEN, Experiment, Model
 from cpfl.task.task import UserModel, user_model_factory
+
+BATCH = 256  # images that are classified at a time
 
 
 class Deployed(nn.Module):
@@ -40,11 +46,11 @@ def load_global(path: Path, model: UserModel | None = None, distillation: str = 
     folder = RunFolder.open(path)
     experiment, about = folder.experiment(), folder.about()
     source = folder.path / "distillations" / Path(distillation).name if distillation else folder.path
-    if distillation and not (source / "summary.json").is_file():
+    if not (source / "summary.json").is_file():
+        if not distillation:
+            raise RunFolderError(f"{source} has no global model: the run is unfinished; cpfl resume it")
         known = ", ".join(sorted(p.parent.name for p in folder.path.glob("distillations/*/summary.json"))) or "none"
         raise RunFolderError(f"{path} has no distillation called {distillation!r}; it has: {known}")
-    if not (source / "summary.json").is_file():
-        raise RunFolderError(f"{source} has no global model: the run is unfinished; cpfl resume it")
     summary = files.read_json(source / "summary.json")
     student = summary["distillation"]["student"] if distillation else experiment.distillation.student
     shape = tuple(about["shape"])
@@ -116,3 +122,42 @@ def _write_onnx(module: Deployed, shape: tuple[int, ...], path: Path) -> None:
             quiet.setLevel(level)
     assert program is not None
     files.write_atomic(path, program.model_proto.SerializeToString())
+
+
+def predict(path: Path, images: Path, distillation: str = "") -> Iterator[dict[str, Any]]:
+    """Class and probability of every image, in order of name."""
+    module, about = load_global(path, distillation=distillation)
+    shape, names = about["shape"], about.get("class_names")
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(f"{path} was trained on samples of shape {tuple(shape)}: predict takes a folder of images")
+    if not images.exists():
+        raise DataError(f"there is no file or folder {images}")
+    found = [images] if images.is_file() else sorted(f for f in images.rglob("*") if f.suffix.lower() in SUFFIXES)
+    if not found:
+        raise DataError(f"{images} holds no images ({', '.join(SUFFIXES)})")
+    for start in range(0, len(found), BATCH):
+        part = found[start : start + BATCH]
+        x = torch.from_numpy(np.stack([_read(image, shape) for image in part])).float() / 255
+        with torch.no_grad():
+            probabilities = torch.softmax(module(x), dim=1)
+        for image, row in zip(part, probabilities, strict=True):
+            best = int(row.argmax())
+            name = names[best] if names else str(best)
+            yield {"image": str(image), "class": best, "name": name, "probability": float(row[best])}
+
+
+def _read(path: Path, shape: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """An image with the model's channels and size, channels first."""
+    channels, height, width = shape
+    try:
+        with open_image(path) as image:
+            fitted = image.convert("L" if channels == 1 else "RGB")
+            if fitted.size != (width, height):
+                smaller = width <= fitted.width and height <= fitted.height
+                # BOX averages pixels: an image that was only enlarged becomes what it was.
+                how = Image.Resampling.BOX if smaller else Image.Resampling.BILINEAR
+                fitted = fitted.resize((width, height), how)
+            pixels = np.asarray(fitted)
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read as an image: {error}") from None
+    return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)

@@ -1,5 +1,12 @@
-"""Throughput of this machine by engine, in samples a second: whole rounds of whole runs, records included."""
+"""This machine: whether all works (`cpfl doctor`), and its throughput by engine (`cpfl bench`).
 
+Throughput is measured in samples a second, over whole rounds of whole runs, records included.
+"""
+
+import importlib.util
+import os
+import platform
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +19,15 @@ import torch
 
 from cpfl import method
 from cpfl.callbacks import Callback
+from cpfl.data import sources
+from cpfl.data.catalogue import CATALOGUE
 from cpfl.data.federated import Given
 from cpfl.data.samples import Samples
 from cpfl.engines.base import Engine
 from cpfl.engines.create import create_engine
 from cpfl.errors import SettingError
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.runs.folder import RunFolder
+from cpfl.runs.folder import RunFolder, versions
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import describe
 from cpfl.settings import Experiment, experiment_file
@@ -26,6 +35,28 @@ from cpfl.task.task import Task, build_task
 
 WARM_UP = 3  # rounds of every cohort before the measurement
 PRESETS = {"cifar10": ((3, 32, 32), 10), "femnist": ((1, 28, 28), 62)}  # the shape of a sample, classes
+
+
+def examine(data: Path | None) -> list[tuple[str, bool, str]]:
+    """All checks, each as (what, whether it is fine, what was found)."""
+    roots = sources.search_roots(data)
+    present = [name for name in CATALOGUE if sources.describe(name, roots).format != "missing"]
+    missing = [name for name in CATALOGUE if name not in present]
+    free = shutil.disk_usage(Path.cwd()).free
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: runs on the CPU"
+    onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript"))
+    works = bool(torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)).item() == 9)
+    return [
+        *((f"{name} {version}", True, "") for name, version in versions().items()),
+        ("torch computes", works, "a convolution gave the right answer" if works else "a convolution was wrong"),
+        ("processor", True, f"{platform.machine()}, {os.cpu_count()} cores"),
+        ("GPU", True, gpu),
+        ("disk here", free > 1e9, f"{free / 1e9:.0f} GB free"),
+        ("ONNX export", True, "ready" if onnx else "not installed: pip install 'cpfl[onnx]'"),
+        ("data folders", True, ", ".join(str(root) for root in roots)),
+        ("data found", True, ", ".join(present)),
+        ("data to fetch", True, ", ".join(missing) or "none"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -49,27 +80,22 @@ class Stopwatch(Callback):
     """
 
     def __init__(self, cohorts: int, rounds: int, one_by_one: bool = False) -> None:
-        self._cohorts, self._rounds, self._one_by_one = cohorts, rounds, one_by_one
-        self._warmed_up: set[int] = set()
+        self._rounds, self._one_by_one, self._counting = rounds, one_by_one, True
+        self._warming_up = set() if one_by_one else set(range(cohorts))
         self.first = self.began = self.ended = 0.0
         self.samples = 0
 
     def on_round(self, session: Session, closed: ClosedRound) -> None:
         """Count the round's samples while all cohorts train."""
         now = time.perf_counter()
-        if self._one_by_one and self.first:
-            self.began, self.ended = self.first, now
-            self.samples += closed.record.samples
-            return
         self.first = self.first or now
-        if self.began and not self.ended:
+        if self.began and self._counting:
             self.samples += closed.record.samples
-            if session.round >= self._rounds:
-                self.ended = now
+            self.ended = now
+            self._counting = self._one_by_one or session.round < self._rounds
         if session.round >= WARM_UP:
-            self._warmed_up.add(session.cohort)
-            if len(self._warmed_up) == self._cohorts and not self.began:
-                self.began = now
+            self._warming_up.discard(session.cohort)
+        self.began = self.began or (0.0 if self._warming_up else now)
 
 
 def measure(task: Task, make: Callable[[], Engine], rounds: int, device: torch.device) -> Rate:

@@ -1,1 +1,0 @@
-"""Measurements and checks of this machine. They use the library as a user does."""
