@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cpfl.data import fetch as module
-from cpfl.data.catalogue import CATALOGUE, Entry, RemoteFile
-from cpfl.data.fetch import fetch
+from cpfl.data import catalogue
+from cpfl.data.catalogue import CATALOGUE, Entry, RemoteFile, fetch
 from cpfl.errors import DataError
 
 CONTENTS = {"first.bin": b"a" * 3_000_000, "second.bin": b"b" * 10}
@@ -128,7 +127,7 @@ def test_broken_transfer(tmp_path: Path, broken: str) -> None:
 
 
 def test_silent_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TIMEOUT", 0.2)
+    monkeypatch.setattr(catalogue, "TIMEOUT", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpfl.data import leaf
+from cpfl.data import archives
 from cpfl.errors import DataError
 
 RNG = np.random.default_rng(7)
@@ -27,7 +27,7 @@ def test_users_become_a_column(tmp_path: Path) -> None:
     first, second, third = user([3, 61]), user([0]), user([])
     write(tmp_path / "train" / "all_data_0.json", {"f0000_14": first, "f0001_41": second})
     write(tmp_path / "train" / "all_data_1.json", {"f0002": third, "f3": user([7, 8])})
-    samples = leaf.read(tmp_path, "train")
+    samples = archives.read(tmp_path, "LEAF", "train")
     assert samples is not None
     assert samples.x.shape == (5, 1, 28, 28)
     assert samples.x.dtype == np.uint8
@@ -35,8 +35,8 @@ def test_users_become_a_column(tmp_path: Path) -> None:
     assert samples.y is not None
     assert samples.y.tolist() == [3, 61, 0, 7, 8]
     assert samples.columns["writer_id"].tolist() == ["f0000_14", "f0000_14", "f0001_41", "f3", "f3"]
-    assert leaf.read(tmp_path, "test") is None
-    assert leaf.splits(tmp_path) == ["train"]
+    assert archives.read(tmp_path, "LEAF", "test") is None
+    assert archives.leaf_splits(tmp_path) == ["train"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_users_become_a_column(tmp_path: Path) -> None:
 def test_bad_users(tmp_path: Path, data: dict[str, Any], message: str) -> None:
     write(tmp_path / "train" / "a.json", {"writer": data})
     with pytest.raises(DataError, match=rf"user 'writer' in .*a\.json .*{message}"):
-        leaf.read(tmp_path, "train")
+        archives.read(tmp_path, "LEAF", "train")
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.json").write_text(text)
     with pytest.raises(DataError, match=message):
-        leaf.read(tmp_path, "train")
+        archives.read(tmp_path, "LEAF", "train")

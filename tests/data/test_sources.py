@@ -10,7 +10,7 @@ from image_files import encode, write_shard
 from scipy.io import savemat
 
 from cpfl.data.catalogue import CATALOGUE
-from cpfl.data.sources import available, describe, load, locate, search_roots
+from cpfl.data.sources import available, describe, load, search_roots
 from cpfl.errors import DataError
 
 RNG = np.random.default_rng(17)
@@ -48,7 +48,7 @@ def test_first_root_wins_and_empty_folders_do_not_count(tmp_path: Path) -> None:
     (roots[0] / "cifar10").mkdir(parents=True)
     for root in roots[1:]:
         parquet_set(root / "cifar10", "train")
-    assert locate("cifar10", roots) == roots[1] / "cifar10"
+    assert describe("cifar10", roots).path == roots[1] / "cifar10"
 
 
 def test_splits_of_a_named_set_a_folder_and_a_path(tmp_path: Path) -> None:
@@ -79,8 +79,6 @@ def test_embedded_sets_need_no_root() -> None:
     assert letters is not None
     assert letters.shape == train.shape
     assert load("letters", "test", []) is None
-    with pytest.raises(DataError, match="'digits' is built in and has no folder"):
-        locate("digits", [])
 
 
 @pytest.mark.parametrize("name", ["stl10", "photographs"])
@@ -172,7 +170,7 @@ def test_device_trace_is_no_data_set(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'fedscale' is a device trace.*devices\.trace"):
         load("fedscale", "train", [tmp_path])
     (tmp_path / "fedscale").mkdir()
-    assert locate("fedscale", [tmp_path]) == tmp_path / "fedscale"
+    assert describe("fedscale", [tmp_path]).path == tmp_path / "fedscale"
 
 
 def test_descriptions(tmp_path: Path) -> None:
@@ -180,7 +178,7 @@ def test_descriptions(tmp_path: Path) -> None:
     parquet_set(tmp_path / "own", "train")
     found = describe("cifar10", [tmp_path])
     assert (found.format, found.path, found.shape, found.classes) == ("parquet", tmp_path / "cifar10", (3, 32, 32), 10)
-    assert describe("digits").format == "built in"
+    assert describe("digits", []).format == "built in"
     missing = describe("svhn", [tmp_path])
     assert (missing.format, missing.path, missing.downloadable) == ("missing", None, True)
     assert missing.size == 182_040_794 + 64_275_384 + 1_329_278_602

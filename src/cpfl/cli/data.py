@@ -51,7 +51,7 @@ def get(
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     from cpfl.data import sources
-    from cpfl.data.fetch import fetch
+    from cpfl.data.catalogue import fetch
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -69,7 +69,8 @@ def check(
 
     Example: cpfl data check digits
     """
-    from cpfl.data import federated, overlap, sources
+    from cpfl.data import federated, sources
+    from cpfl.data.samples import shared_images
     from cpfl.settings import experiment_file
 
     chosen = experiment_file.load(experiment, settings or [])
@@ -79,7 +80,7 @@ def check(
         f"test ({chosen.data.train})": used.test,
         f"public ({chosen.data.public})": used.public,
     }
-    found = overlap.shared_images(sets)
+    found = shared_images(sets)
     if as_json:
         keys = ("first", "second", "images", "examples")
         shared = [{key: getattr(one, key) for key in keys} for one in found]

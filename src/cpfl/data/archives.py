@@ -1,12 +1,15 @@
-"""CIFAR-10, STL-10 and SVHN in the files that their authors publish.
+"""CIFAR-10, STL-10, SVHN and LEAF's FEMNIST in the files that their authors publish.
 
 An archive is never unpacked: the members whose names are known are read from it, and nothing else in it is touched.
 """
 
+import json
 import tarfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +20,7 @@ from cpfl.errors import DataError
 
 CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes, row by row
 STL_IMAGE = 3 * 96 * 96
+LEAF_SIDE = 28  # of an image, in pixels
 SVHN_FILES = {split: f"{split}_32x32.mat" for split in ("train", "test", "extra")}
 
 Bytes = NDArray[np.uint8]
@@ -38,20 +42,6 @@ class Archive:
             return folder
         return folder / self.file if (folder / self.file).is_file() else None
 
-    def read(self, path: Path, split: str) -> dict[str, Bytes] | None:
-        """The contents of a split's members, in order; None where there is no such split."""
-        names = self.members.get(split, ())
-        found = (
-            _unpacked(path, names)
-            if path.is_dir()
-            else _packed(path, {f"{self.folder}/{name}": name for name in names})
-        )
-        if not names or (split == "test" and not found):
-            return None
-        if missing := [name for name in names if name not in found]:
-            raise DataError(f"{path} lacks {', '.join(missing)}: {', '.join(names)} are expected in it")
-        return {name: found[name] for name in names}
-
 
 ARCHIVES = {
     "cifar10": Archive(
@@ -72,23 +62,62 @@ ARCHIVES = {
 
 
 def recognise(folder: Path) -> str | None:
-    """Which set's files these are: "cifar10", "stl10", "svhn", or None."""
+    """Which set's files these are: "cifar10", "stl10", "svhn", "LEAF", or None."""
     for name, archive in ARCHIVES.items():
         if archive.path(folder) is not None:
             return name
-    return "svhn" if any((folder / name).is_file() for name in SVHN_FILES.values()) else None
+    if any((folder / name).is_file() for name in SVHN_FILES.values()):
+        return "svhn"
+    return "LEAF" if leaf_splits(folder) else None
+
+
+def leaf_splits(folder: Path) -> list[str]:
+    """The splits that a folder in LEAF's layout holds."""
+    return [split for split in ("test", "train") if any((folder / split).glob("*.json"))]
 
 
 def read(folder: Path, kind: str, split: str) -> Samples | None:
     """One split of a recognised folder; None where it has no such split."""
     if kind == "svhn":
         return _svhn(folder, split)
-    path = ARCHIVES[kind].path(folder)
+    if kind == "LEAF":
+        return _leaf(folder, split)
+    archive = ARCHIVES[kind]
+    path, names = archive.path(folder), archive.members.get(split, ())
     assert path is not None, "recognise() saw it"
-    members = ARCHIVES[kind].read(path, split)
-    if members is None:
+    found = _unpacked(path, names) if path.is_dir() else _packed(path, archive.folder, names)
+    if not names or (split == "test" and not found):
         return None
+    if missing := [name for name in names if name not in found]:
+        raise DataError(f"{path} lacks {', '.join(missing)}: {', '.join(names)} are expected in it")
+    members = {name: found[name] for name in names}  # in order
     return _cifar10(path, members) if kind == "cifar10" else _stl10(path, members)
+
+
+def _unpacked(folder: Path, names: tuple[str, ...]) -> dict[str, Bytes]:
+    """Members as files. They are mapped, not read: the unlabelled images of STL-10 are 2.8 GB."""
+    found: dict[str, Bytes] = {}
+    for file in [folder / name for name in names if (folder / name).is_file()]:
+        empty = not file.stat().st_size  # which cannot be mapped
+        # As a plain array: taking one image of a memmap object at a time is slow.
+        found[file.name] = np.empty(0, np.uint8) if empty else np.asarray(np.memmap(file, dtype=np.uint8, mode="c"))
+    return found
+
+
+def _packed(file: Path, folder: str, names: tuple[str, ...]) -> dict[str, Bytes]:
+    """Members of an archive, which is read no further than to the last of them."""
+    found: dict[str, Bytes] = {}
+    try:
+        with tarfile.open(file, "r:gz") as archive:
+            for member in archive:
+                inner, _, name = member.name.removeprefix("./").rpartition("/")
+                if inner == folder and name in names and member.isfile() and (content := archive.extractfile(member)):
+                    found[name] = np.frombuffer(bytearray(content.read()), dtype=np.uint8)
+                if len(found) == len(names):
+                    break
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise DataError(f"{_damaged(file)}: {error}") from error
+    return found
 
 
 def _cifar10(path: Path, members: dict[str, Bytes]) -> Samples:
@@ -137,31 +166,49 @@ def _svhn(folder: Path, split: str) -> Samples | None:
     return Samples(np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10)  # label 10 is the digit 0
 
 
-def _unpacked(folder: Path, names: tuple[str, ...]) -> dict[str, Bytes]:
-    """Members as files. They are mapped, not read: the unlabelled images of STL-10 are 2.8 GB."""
-    found: dict[str, Bytes] = {}
-    for file in [folder / name for name in names if (folder / name).is_file()]:
-        empty = not file.stat().st_size  # which cannot be mapped
-        # As a plain array: taking one image of a memmap object at a time is slow.
-        found[file.name] = np.empty(0, np.uint8) if empty else np.asarray(np.memmap(file, dtype=np.uint8, mode="c"))
-    return found
+def _leaf(folder: Path, split: str) -> Samples | None:
+    """Pixels, labels and each sample's writer, from `<split>/*.json`, which list the samples by writer."""
+    files = sorted((folder / split).glob("*.json"))
+    users = [user for file in files for user in _leaf_users(file)]
+    if files and not users:
+        raise DataError(f"{folder / split} holds no samples: at least one user with one image is needed")
+    if not users:
+        return None
+    writers, images, labels = zip(*users, strict=True)
+    # LEAF divides pixels by 255; as bytes they take a quarter of the memory and match other image sets.
+    pixels = np.rint(np.concatenate(images) * 255).astype(np.uint8).reshape(-1, 1, LEAF_SIDE, LEAF_SIDE)
+    writer_id = np.repeat(np.array(writers, np.str_), [len(some) for some in labels])
+    return Samples(pixels, np.concatenate(labels), {"writer_id": writer_id})
 
 
-def _packed(file: Path, wanted: dict[str, str]) -> dict[str, Bytes]:
-    """Members of an archive by their names; `wanted` has these by their paths in the archive."""
-    found: dict[str, Bytes] = {}
+def _leaf_users(file: Path) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.int64]]]:
+    """Name, images and labels of every user that has any."""
     try:
-        with tarfile.open(file, "r:gz") as archive:
-            for member in archive:
-                name = wanted.get(member.name.removeprefix("./"))
-                content = archive.extractfile(member) if name is not None and member.isfile() else None
-                if name is not None and content is not None:
-                    found[name] = np.frombuffer(bytearray(content.read()), dtype=np.uint8)
-                if len(found) == len(wanted):
-                    break
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise DataError(f"{_damaged(file)}: {error}") from error
-    return found
+        held: Any = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is truncated or not JSON: {error}") from error
+    if not isinstance(held, dict) or not {"users", "user_data"} <= held.keys():
+        raise DataError(f"{file} is not LEAF's: an object with users, num_samples and user_data is expected")
+    for user in held["users"]:
+        has = f"user '{user}' in {file} has"
+        try:
+            data = held["user_data"][user]
+            images, labels = np.asarray(data["x"], dtype=np.float32), np.asarray(data["y"])
+            if not images.size and not labels.size:
+                continue
+            images = images.reshape(len(images), -1)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{has} no even lists x and y: {error!r}") from error
+        if len(images) != len(labels) or images.shape[1] != LEAF_SIDE**2:
+            raise DataError(
+                f"{has} {len(images)} images of {images.shape[1]} values and {len(labels)} labels: "
+                f"images of {LEAF_SIDE**2} values and as many labels are expected"
+            )
+        if not np.issubdtype(labels.dtype, np.integer):
+            raise DataError(f"{has} labels of type {labels.dtype}: integers are expected")
+        if not (images.min() >= 0 and images.max() <= 1):
+            raise DataError(f"{has} pixels from {images.min()} to {images.max()}: 0 to 1 is allowed")
+        yield str(user), images, labels.astype(np.int64)
 
 
 def _damaged(file: Path) -> str:

@@ -9,19 +9,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cpfl.data.catalogue import CATALOGUE
-from cpfl.data.decoded import UNREADABLE, open_image
-from cpfl.data.parquet import PIXELS
+from cpfl.data.decoded import SUFFIXES, UNREADABLE
+from cpfl.data.parquet import decode_image
 from cpfl.errors import DataError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 LAYOUT = "train/<label>/<image> and optionally test/<label>/<image>, or images without label folders"
 BATCH = 4096  # images in memory at a time
+
+Images = list[tuple[Path, str | None]]
+"""Files and their labels."""
 
 
 def import_folder(source: Path, name: str, root: Path) -> Path:
     """Write `<root>/<name>/` from a folder of images, whole or not at all; returns that folder."""
     target = root / name
-    _check_name(name, target)
+    if not name or name.startswith((".", "~")) or "/" in name or os.sep in name:
+        raise DataError(f"'{name}' cannot be a set's name: a plain folder name is allowed")
+    if name in CATALOGUE:
+        raise DataError(f"'{name}' is the name of a known set: choose one that is not among {', '.join(CATALOGUE)}")
+    if target.exists():
+        raise DataError(f"{target} exists already: remove it or choose another name")
     if not source.is_dir():
         raise DataError(f"{source} is not a folder: {LAYOUT} is expected there")
     found = {"train": _images(source / "train" if (source / "train").is_dir() else source)}
@@ -35,49 +42,32 @@ def import_folder(source: Path, name: str, root: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as temporary:
             building = Path(temporary) / name
             building.mkdir()
-            size: tuple[int, int] | None = None
-            for split, images in found.items():
-                if images:
-                    size = _write(building / f"{split}-00000-of-00001.parquet", images, classes, source, size)
+            _write(building, found, classes, source)
             building.rename(target)
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error}") from error
     return target
 
 
-def _check_name(name: str, target: Path) -> None:
-    if not name or name.startswith((".", "~")) or "/" in name or os.sep in name:
-        raise DataError(f"'{name}' cannot be a set's name: a plain folder name is allowed")
-    if name in CATALOGUE:
-        raise DataError(f"'{name}' is the name of a known set: choose one that is not among {', '.join(CATALOGUE)}")
-    if target.exists():
-        raise DataError(f"{target} exists already: remove it or choose another name")
-
-
-def _images(folder: Path) -> list[tuple[Path, str | None]]:
+def _images(folder: Path) -> Images:
     """Every image and its label: the name of the folder it lies in, or None directly in `folder`."""
-    direct = [(file, None) for file in sorted(folder.iterdir()) if _is_image(file)]
-    below = [
-        (file, label.name)
-        for label in sorted(folder.iterdir())
-        if label.is_dir() and not label.name.startswith(".")
-        for file in sorted(label.rglob("*"))
-        if _is_image(file)
-    ]
+    direct: Images = []
+    below: Images = []
+    for entry in sorted(folder.iterdir()):
+        for file in sorted(entry.rglob("*")) if entry.is_dir() else [entry]:
+            hidden = file.name.startswith(".") or entry.name.startswith(".")
+            if file.suffix.lower() in SUFFIXES and file.is_file() and not hidden:
+                (below if entry.is_dir() else direct).append((file, entry.name if entry.is_dir() else None))
     if direct and below:
         raise DataError(
             f"{folder} holds images both directly ({direct[0][0].name}) and in label folders ({below[0][1]}): "
             "either all images have a label folder or none has"
         )
-    return [*direct, *below]
+    return direct + below
 
 
-def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES and file.is_file() and not file.name.startswith(".")
-
-
-def _classes(found: dict[str, list[tuple[Path, str | None]]], source: Path) -> list[str] | None:
-    """The label folders of the training images in sorted order, or None where there are none."""
+def _classes(found: dict[str, Images], source: Path) -> list[str]:
+    """The label folders of the training images in sorted order; empty where there are none."""
     names = {split: {label for _, label in images if label is not None} for split, images in found.items()}
     if unknown := names.get("test", set()) - names["train"]:
         raise DataError(
@@ -86,47 +76,40 @@ def _classes(found: dict[str, list[tuple[Path, str | None]]], source: Path) -> l
         )
     if names["train"] and found.get("test") and not names["test"]:
         raise DataError(f"{source / 'test'} has no label folders while {source / 'train'} has")
-    return sorted(names["train"]) or None
+    return sorted(names["train"])
 
 
-def _write(
-    file: Path,
-    images: list[tuple[Path, str | None]],
-    classes: list[str] | None,
-    source: Path,
-    size: tuple[int, int] | None,
-) -> tuple[int, int] | None:
-    """Write one split. The images stay as they were encoded; each is decoded once to check that it can be."""
+def _write(target: Path, found: dict[str, Images], classes: list[str], source: Path) -> None:
+    """Write all splits. The images stay as they were encoded; each is decoded once to check that it can be."""
     fields = {"image": pa.struct([("bytes", pa.binary()), ("path", pa.string())])}
     features: dict[str, object] = {"image": {"_type": "Image"}}  # what the hub's own tools read beside the columns
-    if classes is not None:
+    if classes:
         fields["label"] = pa.int64()
         features["label"] = {"names": classes, "_type": "ClassLabel"}
     schema = pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": features}})})
-    with pq.ParquetWriter(file, schema) as writer:
-        for start in range(0, len(images), BATCH):
-            rows: list[dict[str, object]] = []
-            for path, label in images[start : start + BATCH]:
-                size = _readable(path, size)
-                image = {"bytes": path.read_bytes(), "path": path.relative_to(source).as_posix()}
-                rows.append({"image": image, "label": classes.index(label) if classes and label else None})
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    return size
+    size: tuple[int, ...] = ()
+    for split, images in found.items():
+        if not images:
+            continue
+        with pq.ParquetWriter(target / f"{split}-00000-of-00001.parquet", schema) as writer:
+            for start in range(0, len(images), BATCH):
+                rows: list[dict[str, object]] = []
+                for path, label in images[start : start + BATCH]:
+                    size = _checked_size(path, size)
+                    image = {"bytes": path.read_bytes(), "path": path.relative_to(source).as_posix()}
+                    rows.append({"image": image, "label": classes.index(label) if label else None})
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
-def _readable(path: Path, size: tuple[int, int] | None) -> tuple[int, int]:
-    """The image's size, which must be that of the images before it."""
+def _checked_size(path: Path, size: tuple[int, ...]) -> tuple[int, ...]:
+    """The image's size (height, width), which must be that of the images before it."""
     try:
-        with open_image(path) as image:
-            image.load()
-            mode, found = image.mode, image.size
+        found = decode_image(path.read_bytes())[0].shape[1:]
     except UNREADABLE as error:
         raise DataError(f"{path} is not a readable image: {error}") from error
-    if mode not in PIXELS:
-        raise DataError(f"{path} has pixels of kind {mode}: {', '.join(PIXELS)} are allowed")
-    if size is not None and found != size:
+    if size and found != size:
         raise DataError(
-            f"{path} is {found[0]}×{found[1]} pixels and the images before it are {size[0]}×{size[1]}: "
+            f"{path} is {found[1]}×{found[0]} pixels and the images before it are {size[1]}×{size[0]}: "
             "all images of a set must have one size"
         )
     return found

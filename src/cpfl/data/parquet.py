@@ -8,7 +8,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -71,15 +71,13 @@ def read(folder: Path, split: str) -> Samples | None:
 
 def class_names(folder: Path) -> list[str] | None:
     """What the labels are called, where the files say so in the hub's way."""
-    for file in _shards(folder).get("train", [])[:1]:
-        try:
-            metadata = json.loads((pq.read_schema(file).metadata or {}).get(b"huggingface", b"{}"))
-            for label in LABEL_COLUMNS:
-                names = metadata["info"]["features"].get(label, {}).get("names")
-                if isinstance(names, list) and all(isinstance(name, str) for name in names):
-                    return names
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # names are a courtesy: whatever is wrong with them is no reason to fail
+    # Names are a courtesy: whatever is wrong with them is no reason to fail.
+    with suppress(pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError):
+        metadata = json.loads(pq.read_schema(_shards(folder)["train"][0]).metadata[b"huggingface"])
+        for label in LABEL_COLUMNS:
+            names = metadata["info"]["features"].get(label, {}).get("names")
+            if isinstance(names, list) and all(isinstance(name, str) for name in names):
+                return names
     return None
 
 
@@ -150,7 +148,7 @@ def _decode(files: Sequence[Path], column: str) -> NDArray[np.uint8]:
             if encoded is None:
                 raise DataError(f"row {row} of {file} has no image bytes in column '{column}'")
             try:
-                pixels, format_ = _pixels(encoded, format_)
+                pixels, format_ = decode_image(encoded, format_)
             except UNREADABLE as error:
                 raise DataError(f"row {row} of {file} is not a readable image: {error}") from error
             if out is None:
@@ -180,8 +178,8 @@ def _encoded(file: Path, column: str) -> Iterator[bytes | None]:
             yield from (array.field("bytes") if struct else array).to_pylist()
 
 
-def _pixels(encoded: bytes, format_: str | None) -> tuple[NDArray[np.uint8], str | None]:
-    """One image, channels first, and the format it turned out to have."""
+def decode_image(encoded: bytes, format_: str | None = None) -> tuple[NDArray[np.uint8], str | None]:
+    """One image, channels first, and the format it turned out to have, which may not be the one expected."""
     try:
         image = open_image(io.BytesIO(encoded), format_)
     except UnidentifiedImageError:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from cpfl.data import archives, embedded, leaf, parquet
+from cpfl.data import archives, embedded, parquet
 from cpfl.data.catalogue import CATALOGUE, Entry
 from cpfl.data.decoded import cache_folder
 from cpfl.data.samples import Samples
@@ -54,22 +54,22 @@ def available(roots: Sequence[Path]) -> list[str]:
     return [*CATALOGUE, *sorted(user_sets)]
 
 
-def locate(name: str, roots: Sequence[Path]) -> Path:
-    """The folder of a set: a path as it is, a name under the first root that has it."""
-    if is_path(name):
-        folder = Path(name).expanduser()
-        if not folder.is_dir():
-            raise DataError(f"the data set '{name}' is a path that is not a folder: expected there: {LAYOUTS}")
-        if _format(folder) is None:
-            raise DataError(f"the folder '{name}' holds no data set: expected there: {LAYOUTS}")
-        return folder
+def describe(name: str, roots: Sequence[Path]) -> Description:
+    """What a set is, where it lies and in which format. Never fails for a known name.
+
+    A path is taken as it is, a name is looked for under the roots in their order.
+    """
     entry = CATALOGUE.get(name)
-    if _is_embedded(name):
-        raise DataError(f"the data set '{name}' is built in and has no folder")
-    for root in roots:
-        if (root / name).is_dir() and (_format(root / name) is not None or (entry and entry.source == "trace")):
-            return root / name
-    raise DataError(_not_found(name, entry, roots))
+    if entry is not None and entry.source == "embedded":
+        return Description(**vars(entry), format="built in")
+    is_trace = entry is not None and entry.source == "trace"
+    for folder in [Path(name).expanduser()] if is_path(name) else [root / name for root in roots]:
+        if folder.is_dir() and (found := _format(folder) or ("trace" if is_trace else None)):
+            entry = entry or Entry(name, "a set of your own", LAYOUTS)
+            return Description(**vars(entry), path=folder, format=found)
+    if entry is None:
+        raise DataError(_not_found(name, roots))
+    return Description(**vars(entry))
 
 
 def load(name: str, split: Split, roots: Sequence[Path], public_splits: Sequence[str] = ()) -> Samples | None:
@@ -77,89 +77,48 @@ def load(name: str, split: Split, roots: Sequence[Path], public_splits: Sequence
 
     "public" is what is distilled on: no labels, the splits of the set's public use or those that are named.
     """
-    samples = _public(name, roots, public_splits) if split == "public" else _split(name, split, roots)
-    if samples is None and split != "test":
-        folder = locate(name, roots)
-        raise DataError(f"the data set '{name}' at {folder} has no '{split}' split: it has {_splits(folder)}")
-    return samples
+    about = describe(name, roots)
+    if about.source == "trace":
+        raise DataError(f"'{name}' is a device trace and holds no samples: it belongs under devices.trace")
+    if about.format == "missing":
+        raise DataError(_not_found(name, roots))
+    if split != "public":
+        return _read(about, split, split)
+    # A folder under another name may still hold the published files of a known set.
+    known = CATALOGUE.get(Path(name).name) or CATALOGUE.get(about.format) or about
+    parts = [part.x for one in public_splits or known.public if (part := _read(about, one, split)) is not None]
+    return Samples(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
 def class_names(name: str, roots: Sequence[Path]) -> list[str] | None:
     """What a set's labels are called, where it says so."""
     try:
-        folder = locate(name, roots)
+        about = describe(name, roots)
     except DataError:
         return None
-    return parquet.class_names(folder) if _format(folder) == "parquet" else None
+    return parquet.class_names(about.path) if about.path is not None and about.format == "parquet" else None
 
 
-def describe(name: str, roots: Sequence[Path] | None = None) -> Description:
-    """What a set is, where it lies and in which format. Never fails for a known name."""
-    entry = CATALOGUE.get(name)
-    if entry is not None and entry.source == "embedded":
-        return Description(**vars(entry), format="built in")
-    try:
-        path = locate(name, search_roots(None) if roots is None else roots)
-    except DataError:
-        if entry is None:
-            raise
-        return Description(**vars(entry))
-    entry = entry or Entry(name, "a set of your own", LAYOUTS)
-    return Description(**vars(entry), path=path, format=_format(path) or "trace")
-
-
-def _public(name: str, roots: Sequence[Path], splits: Sequence[str]) -> Samples | None:
-    parts = []
-    for split in splits or _public_splits(name, roots):
-        part = _split(name, split, roots)
-        if part is None and split == "train":
-            return None
-        if part is None:
-            held = "train" if _is_embedded(name) else _splits(locate(name, roots))
-            raise DataError(
-                f"the public set '{name}' has no '{split}' split, which its public use names: it has {held}"
-            )
-        parts.append(part.x)
-    return Samples(parts[0] if len(parts) == 1 else np.concatenate(parts))
-
-
-def _public_splits(name: str, roots: Sequence[Path]) -> tuple[str, ...]:
-    """By the set's name, or for a folder under another name by the published files it holds."""
-    entry = CATALOGUE.get(Path(name).name) if is_path(name) else CATALOGUE.get(name)
-    if entry is None:
-        entry = CATALOGUE.get(archives.recognise(locate(name, roots)) or "")
-    return entry.public if entry else ("train",)
-
-
-def _split(name: str, split: str, roots: Sequence[Path]) -> Samples | None:
-    if name in CATALOGUE and CATALOGUE[name].source == "trace":
-        raise DataError(f"'{name}' is a device trace and holds no samples: it belongs under devices.trace")
-    if _is_embedded(name):
-        return embedded.read(name, split)
-    folder = locate(name, roots)
-    match _format(folder):
-        case "parquet":
-            return parquet.read(folder, split)
-        case "LEAF":
-            return leaf.read(folder, split)
-        case kind:
-            assert kind is not None, "locate() saw a format"
-            return archives.read(folder, kind, split)
-
-
-def _is_embedded(name: str) -> bool:
-    return name in CATALOGUE and CATALOGUE[name].source == "embedded"
+def _read(about: Description, split: str, use: Split) -> Samples | None:
+    """One split of a set that was found; None only where it is used as a test set and missing."""
+    if about.path is None:
+        samples = embedded.read(about.name, split)
+    elif about.format == "parquet":
+        samples = parquet.read(about.path, split)
+    else:
+        samples = archives.read(about.path, about.format, split)
+    if samples is None and use != "test":
+        held = ["train"] if about.path is None else parquet.splits(about.path) or archives.leaf_splits(about.path)
+        missing = f"the data set '{about.name}' at {about.path} has no '{use}' split"
+        if split != "train":
+            missing = f"the public set '{about.name}' has no '{split}' split, which its public use names"
+        raise DataError(f"{missing}: it has {', '.join(held) or 'none'}")
+    return samples
 
 
 def _format(folder: Path) -> str | None:
     """What lies in a folder. Parquet comes first: it is the quickest to read."""
-    if parquet.splits(folder):
-        return "parquet"
-    return archives.recognise(folder) or ("LEAF" if leaf.splits(folder) else None)
-
-
-def _splits(folder: Path) -> str:
-    return ", ".join(parquet.splits(folder) or leaf.splits(folder)) or "none"
+    return "parquet" if parquet.splits(folder) else archives.recognise(folder)
 
 
 def is_path(name: str) -> bool:
@@ -167,9 +126,13 @@ def is_path(name: str) -> bool:
     return name.startswith(("~", ".")) or "/" in name or os.sep in name
 
 
-def _not_found(name: str, entry: Entry | None, roots: Sequence[Path]) -> str:
+def _not_found(name: str, roots: Sequence[Path]) -> str:
+    if is_path(name) and not Path(name).expanduser().is_dir():
+        return f"the data set '{name}' is a path that is not a folder: expected there: {LAYOUTS}"
+    if is_path(name):
+        return f"the folder '{name}' holds no data set: expected there: {LAYOUTS}"
     searched = ", ".join(str(root / name) for root in roots)
-    if entry is not None:
+    if entry := CATALOGUE.get(name):
         remedy = f"; `cpfl data get {name}` downloads it" if entry.downloadable else ""
         return f"the data set '{name}' was not found at {searched}: expected there: {entry.expects}{remedy}"
     near = difflib.get_close_matches(name, available(roots), n=1)

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from cpfl.cohorts.base import Cohorts
 from cpfl.data import sources
-from cpfl.data.catalogue import CATALOGUE
+from cpfl.data.catalogue import CATALOGUE, fetch
 from cpfl.data.federated import Given, as_samples
-from cpfl.data.fetch import fetch
 from cpfl.data.samples import Samples
 from cpfl.data.sources import search_roots
 from cpfl.errors import CpflError, SettingError
