@@ -106,7 +106,7 @@ def test_members_read_like_a_list(tmp_path: Path) -> None:
 def test_labels_are_counted_for_some_clients() -> None:
     data = task().data
     some = np.array([1, 4, 30])
-    assert (data.label_table[some] == data.counts[some]).all()
+    assert (data.label_counts(some) == data.counts[some]).all()
     held = data.clients[4]
     assert data.train.y is not None
     assert (data.counts[4] == np.bincount(data.train.y[held.training], minlength=data.classes)).all()

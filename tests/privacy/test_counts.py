@@ -13,8 +13,7 @@ import pytest
 import cpfl
 from cpfl.distillation.weights import teacher_weights
 from cpfl.errors import SettingError
-from cpfl.privacy import noise
-from cpfl.privacy.label_counts import HIDDEN, cohort_counts, from_rows, to_rows
+from cpfl.privacy.label_counts import HIDDEN, client_noise, cohort_counts, deviation, from_rows, to_rows
 from cpfl.settings import Distillation, Privacy
 
 QUICK = {"max_rounds": 2, "distillation.epochs": 1, "clients": 8}
@@ -24,9 +23,9 @@ COHORTS = [[0, 3, 5], [1, 2, 4, 6], [7]]
 
 def test_masked_and_plain_are_the_same_sums() -> None:
     pytest.importorskip("cryptography")
-    plain = cohort_counts(COUNTS, COHORTS, Privacy(), seed=1)
+    plain = cohort_counts(COUNTS.__getitem__, 5, COHORTS, Privacy(), seed=1)
     assert (plain == [COUNTS[group].sum(axis=0) for group in COHORTS]).all()
-    assert (cohort_counts(COUNTS, COHORTS, Privacy(label_counts="masked"), seed=1) == plain).all()
+    assert (cohort_counts(COUNTS.__getitem__, 5, COHORTS, Privacy(label_counts="masked"), seed=1) == plain).all()
 
 
 def test_a_run_with_masked_counts_is_the_same_run(tmp_path: Path) -> None:
@@ -66,7 +65,7 @@ def test_weights_with_a_hidden_cohort() -> None:
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-5), (1.0, 1e-5), (4.0, 1e-6)])
 def test_the_deviation_gives_the_promised_privacy(epsilon: float, delta: float) -> None:
     """Measured with the exact condition for Gaussian noise (Balle & Wang 2018), which ours implies."""
-    sigma = noise.deviation(epsilon, delta)
+    sigma = deviation(epsilon, delta)
 
     def phi(x: float) -> float:
         return (1 + math.erf(x / math.sqrt(2))) / 2
@@ -77,10 +76,10 @@ def test_the_deviation_gives_the_promised_privacy(epsilon: float, delta: float) 
 
 def test_noise_has_the_deviation_it_should() -> None:
     """Shares of seven of twelve clients make the whole noise."""
-    source, size = random.Random(4), 4000
-    total = sum(noise.share(1.0, 1e-5, 7, size, source) for _ in range(7))
-    assert abs(np.std(total) / noise.deviation(1.0, 1e-5) - 1) < 0.05
-    assert abs(np.mean(total)) < 4 * noise.deviation(1.0, 1e-5) / math.sqrt(size)
+    source, size, privacy = random.Random(4), 4000, Privacy(epsilon=1.0, delta=1e-5)
+    total = sum(client_noise(privacy, 12, size, source) for _ in range(7))
+    assert abs(np.std(total) / deviation(1.0, 1e-5) - 1) < 0.05
+    assert abs(np.mean(total)) < 4 * deviation(1.0, 1e-5) / math.sqrt(size)
 
 
 def test_noisy_counts_are_kept_not_drawn_again(tmp_path: Path) -> None:

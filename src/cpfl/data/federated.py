@@ -30,18 +30,6 @@ class Given:
 
 
 @dataclass(frozen=True)
-class LabelTable:
-    """Training labels by client and class, (M, C), counted for the clients that are indexed."""
-
-    clients: Clients
-    y: NDArray[np.int64]
-    shape: tuple[int, int]
-
-    def __getitem__(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.clients.label_counts(self.y, self.shape[1], clients)
-
-
-@dataclass(frozen=True)
 class FederatedData:
     """Who holds what, and what everybody may see."""
 
@@ -54,17 +42,15 @@ class FederatedData:
     public_transform: Transform
     augmented: bool
 
-    @property
-    def label_table(self) -> LabelTable:
-        """The same as `counts`, counted on demand for some clients."""
-        assert self.train.y is not None
-        return LabelTable(self.clients, self.train.y, (len(self.clients), self.classes))
-
     @cached_property
     def counts(self) -> NDArray[np.int64]:
         """Training labels by client and class, (M, C); large for a large population, so computed on demand."""
+        return self.label_counts(np.arange(len(self.clients)))
+
+    def label_counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Training labels of some clients by client and class, (K, C)."""
         assert self.train.y is not None
-        return self.clients.label_counts(self.train.y, self.classes)
+        return self.clients.label_counts(self.train.y, self.classes, clients)
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of the three sets."""

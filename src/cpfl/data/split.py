@@ -49,9 +49,8 @@ class Clients(Sequence[ClientIndex]):
         """All validation samples, client after client, and the owner of each."""
         return self._order[self._held], np.repeat(np.arange(len(self)), self.validation_sizes)
 
-    def label_counts(self, y: Index, classes: int, some: Index | None = None) -> NDArray[np.int64]:
-        """Training labels by client and class, (M, C), or (K, C) of some clients."""
-        chosen = np.arange(len(self)) if some is None else some
+    def label_counts(self, y: Index, classes: int, chosen: Index) -> NDArray[np.int64]:
+        """Training labels of the chosen clients by client and class, (K, C)."""
         sizes = self._starts[chosen + 1] - self._starts[chosen]
         before = np.cumsum(sizes) - sizes
         positions = np.arange(sizes.sum()) + np.repeat(self._starts[chosen] - before, sizes)

@@ -1,57 +1,61 @@
-"""Label counts of whole cohorts: what a server may know of its clients' labels."""
+"""Label counts of whole cohorts: what a server may know of its clients' labels.
 
+Noise on the sums gives (ε, δ) differential privacy of single samples. A sample more or less changes one count by one.
+Discrete Gaussian noise of deviation σ on every count is then ρ-zero-concentrated private with ρ = 1 / 2σ², and so
+(ρ + 2·√(ρ ln 1/δ), δ) private (Bun & Steinke 2016). No client and no server knows all of the noise: the clients that
+must stay to the end of a masked sum add enough of it together.
+"""
+
+import math
 import random
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpfl.errors import PrivacyError
-from cpfl.privacy import noise
 from cpfl.randomness import stream
 from cpfl.settings import Privacy
 
 HIDDEN = -1
 """Fills the row of a cohort whose counts nobody may know."""
 
+MIN_DEVIATION = 1.0  # of a share: smaller ones do not add up to one discrete Gaussian (Kairouz et al. 2021)
+
 Counts = NDArray[np.int64]
 
 
-class Table(Protocol):
-    """Label counts of single clients, (M, C): an array, or an object that counts on demand."""
+def cohort_counts(
+    counts_of: Callable[[NDArray[np.int64]], Counts],
+    classes: int,
+    cohorts: Sequence[Sequence[int]],
+    privacy: Privacy,
+    seed: int,
+) -> Counts:
+    """Label counts of whole cohorts, (N, C), as simulated clients report them: in plain, or as a masked sum.
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __getitem__(self, clients: NDArray[np.int64], /) -> Counts: ...
-
-
-def cohort_counts(counts_MC: Table, cohorts: Sequence[Sequence[int]], privacy: Privacy, seed: int) -> Counts:
-    """Label counts of whole cohorts, (N, C), as simulated clients report them: in plain, or as a masked sum."""
-    rows = []
+    `counts_of` some clients gives their counts, (K, C).
+    """
+    sums = np.full((len(cohorts), classes), HIDDEN)
     for cohort, clients in enumerate(cohorts):
         if len(clients) < privacy.min_clients:  # a sum over so few reveals each of them
-            rows.append(np.full(counts_MC.shape[1], HIDDEN))
             continue
-        values = counts_MC[np.asarray(clients)]
+        values = counts_of(np.asarray(clients))
         if privacy.epsilon:
             source = random.Random(int(stream(seed, "count-noise", cohort).integers(2**63)))
-            values = np.stack([row + client_noise(privacy, len(clients), row.size, source) for row in values])
-        rows.append(clean(values.sum(axis=0) if privacy.label_counts == "plain" else _masked(values)))
-    return np.stack(rows)
+            values = np.stack([row + client_noise(privacy, len(clients), classes, source) for row in values])
+        total = values.sum(axis=0) if privacy.label_counts == "plain" else _masked(values)
+        sums[cohort] = np.maximum(total, 0)  # noise may have pushed a count below zero
+    return sums
 
 
-def client_noise(privacy: Privacy, clients: int, size: int, source: random.Random) -> Counts:
-    """What one of so many clients adds to its counts before it reports them; those who must stay bring enough."""
-    if not privacy.epsilon:
-        return np.zeros(size, np.int64)
-    return noise.share(privacy.epsilon, privacy.delta, clients // 2 + 1, size, source)
-
-
-def clean(total: Counts) -> Counts:
-    """Counts again: noise may have pushed one below zero."""
-    return np.maximum(total, 0)
+def _masked(values_KC: Counts) -> Counts:
+    try:
+        from cpfl.privacy.masked_sum import simulated_sum
+    except ImportError:
+        raise PrivacyError("privacy.label_counts = 'masked' needs cryptography: pip install 'cpfl[flower]'") from None
+    return simulated_sum(values_KC)
 
 
 def to_rows(counts_NC: Counts) -> list[list[int] | None]:
@@ -64,9 +68,53 @@ def from_rows(rows: Sequence[Sequence[int] | None], classes: int) -> Counts:
     return np.array([[HIDDEN] * classes if row is None else list(row) for row in rows], np.int64)
 
 
-def _masked(values_KC: Counts) -> Counts:
-    try:
-        from cpfl.privacy.masked_sum import simulated_sum
-    except ImportError:
-        raise PrivacyError("privacy.label_counts = 'masked' needs cryptography: pip install 'cpfl[flower]'") from None
-    return simulated_sum(values_KC)
+def client_noise(privacy: Privacy, clients: int, size: int, source: random.Random) -> Counts:
+    """What one of so many clients adds to its counts before it reports them. Real clients draw from SystemRandom.
+
+    More than half of the clients must stay to the end: so many of them bring all of the noise.
+    """
+    if not privacy.epsilon:
+        return np.zeros(size, np.int64)
+    sigma = max(deviation(privacy.epsilon, privacy.delta) / math.sqrt(clients // 2 + 1), MIN_DEVIATION)
+    variance = Fraction(sigma**2)
+    return np.array([_discrete_gaussian(variance, source) for _ in range(size)], np.int64)
+
+
+def deviation(epsilon: float, delta: float) -> float:
+    """The σ of the whole noise that gives (ε, δ) privacy."""
+    log = math.log(1 / delta)
+    return 1 / math.sqrt(2) / (math.sqrt(log + epsilon) - math.sqrt(log))
+
+
+def _discrete_gaussian(variance: Fraction, source: random.Random) -> int:
+    """A whole number y with probability ∝ exp(−y²/2σ²), exactly (Canonne, Kamath & Steinke 2020, algorithm 3)."""
+    scale = math.isqrt(math.floor(variance)) + 1
+    while True:
+        y = _discrete_laplace(scale, source)
+        if _bernoulli_exp((abs(y) - variance / scale) ** 2 / (2 * variance), source):
+            return y
+
+
+def _discrete_laplace(scale: int, source: random.Random) -> int:
+    while True:
+        remainder = source.randrange(scale)
+        if not _bernoulli_exp(Fraction(remainder, scale), source):
+            continue
+        whole = 0
+        while _bernoulli_exp(Fraction(1), source):
+            whole += 1
+        value, negative = remainder + scale * whole, source.random() < 0.5
+        if value or not negative:
+            return -value if negative else value
+
+
+def _bernoulli_exp(gamma: Fraction, source: random.Random) -> bool:
+    """True with probability exp(−γ)."""
+    while gamma > 1:
+        if not _bernoulli_exp(Fraction(1), source):
+            return False
+        gamma -= 1
+    k = 1
+    while source.randrange((gamma / k).denominator) < (gamma / k).numerator:
+        k += 1
+    return k % 2 == 1

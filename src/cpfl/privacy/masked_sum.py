@@ -13,13 +13,14 @@ and may lie about who dropped out: a client reveals once, and more than half of 
 It is trusted to relay the clients' own keys.
 """
 
-import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from cpfl.errors import PrivacyError
 from cpfl.privacy.crypto import (
@@ -36,7 +37,10 @@ from cpfl.privacy.crypto import (
     unseal,
 )
 
-Keys = tuple[bytes, bytes]
+Hex = Annotated[bytes, PlainSerializer(bytes.hex), BeforeValidator(bytes.fromhex)]
+"""Bytes that are hexadecimal digits in a file."""
+
+Keys = tuple[Hex, Hex]
 """A client's public keys: for masks, for sealed shares."""
 
 WORD = 2**32
@@ -60,9 +64,9 @@ class MaskedSumClient:
     """A client's part in one sum; all its secrets come from one root, so that it survives a restart."""
 
     number: int = 0  # in the sum, from 1; known once the roster is
-    root: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    root: Hex = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     roster: dict[int, Keys] = field(default_factory=dict)
-    received: dict[int, bytes] = field(default_factory=dict)  # shares of the seed and the mask key, by sender
+    received: dict[int, Hex] = field(default_factory=dict)  # shares of the seed and the mask key, by sender
     step: int = 0
 
     def keys(self) -> Keys:
@@ -118,22 +122,12 @@ class MaskedSumClient:
 
     def dump(self) -> bytes:
         """All it needs to continue in another process; as secret as itself."""
-        tree = {
-            "number": self.number,
-            "root": self.root.hex(),
-            "roster": {k: [key.hex() for key in keys] for k, keys in self.roster.items()},
-            "received": {k: shares.hex() for k, shares in self.received.items()},
-            "step": self.step,
-        }
-        return json.dumps(tree).encode()
+        return TypeAdapter(MaskedSumClient).dump_json(self)
 
     @classmethod
     def load(cls, content: bytes) -> "MaskedSumClient":
         """What `dump` wrote."""
-        tree = json.loads(content)
-        roster = {int(k): (bytes.fromhex(a), bytes.fromhex(b)) for k, (a, b) in tree["roster"].items()}
-        received = {int(k): bytes.fromhex(shares) for k, shares in tree["received"].items()}
-        return cls(tree["number"], bytes.fromhex(tree["root"]), roster, received, tree["step"])
+        return TypeAdapter(cls).validate_json(content)
 
     def _advance(self, expected: int) -> None:
         if self.step != expected:

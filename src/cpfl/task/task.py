@@ -112,7 +112,7 @@ def build_task(
     others = {int(cohort): made[name] for cohort, name in experiment.model.by_cohort.items()}
     fleet, plan, counts = population.fleet, population.cohorts, population.label_counts
     if counts is None:
-        counts = cohort_counts(data.label_table, plan, experiment.privacy, experiment.seed)
+        counts = cohort_counts(data.label_counts, classes, plan, experiment.privacy, experiment.seed)
     return Task(experiment, data, build, build_student, fleet, plan, state, size, counts, others)
 
 

@@ -19,7 +19,7 @@ from cpfl.engines.flower import messages
 from cpfl.engines.flower.message_loop import Call, Conversation, MessageLoop, pause
 from cpfl.engines.flower.messages import COUNTS, ENROL, MASKED, REPORT, REVEAL, SHARES, Refused
 from cpfl.errors import CpflError, PrivacyError
-from cpfl.privacy.label_counts import HIDDEN, clean
+from cpfl.privacy.label_counts import HIDDEN
 from cpfl.privacy.masked_sum import MaskedSumServer, Reveal
 from cpfl.settings import Experiment
 from cpfl.task.task import Task
@@ -155,7 +155,7 @@ class SecureCounts:
         except PrivacyError as why:
             self._registry.notify(f"no label counts of cohort {cohort} are used, it gets uniform weights: {why}")
             return np.full(self._task.data.classes, HIDDEN)
-        return clean(total)
+        return np.maximum(total, 0)
 
     def _single(self, member: EnrolledClient) -> Conversation:
         counts = yield from self._step(COUNTS, {member.client: {}}, _values)
