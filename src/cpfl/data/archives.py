@@ -36,11 +36,8 @@ class Archive:
 
     def path(self, folder: Path) -> Path | None:
         """Where the members are: the unpacked folder, the folder itself, or the archive."""
-        if (folder / self.folder).is_dir():
-            return folder / self.folder
-        if (folder / self.members["train"][0]).is_file():
-            return folder
-        return folder / self.file if (folder / self.file).is_file() else None
+        signs = {folder / self.folder: "", folder: self.members["train"][0], folder / self.file: ""}
+        return next((path for path, inside in signs.items() if (path / inside).exists()), None)
 
 
 ARCHIVES = {

@@ -79,12 +79,7 @@ def fetch(
 ) -> Path:
     """Download a known set into `<root>/<name>/`; files that are already there and whole are kept.
 
-    Parameters
-    ----------
-    mirror : str, optional
-        Replaces the published base address.
-    progress : callable, optional
-        Called with the bytes done and the bytes in all.
+    A `mirror` replaces the published base address; `progress` is called with the bytes done and the bytes in all.
     """
     entry, folder = CATALOGUE.get(name), root / name
     if entry is None:

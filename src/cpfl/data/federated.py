@@ -69,13 +69,15 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     """Read, check, fit and split, unless it is known already which client holds what."""
     data, train, test, public = experiment.data, given.train, given.test, given.public
     if train is None:
-        train = _source(data.train, "train", roots)
+        train = sources.load(data.train, "train", roots)
         test = sources.load(data.train, "test", roots) if test is None else test
+    if public is None:
+        public = sources.load(data.public, "public", roots, data.public_splits)
+    assert train is not None, "only a test set may be missing"
+    assert public is not None, "only a test set may be missing"
     if test is None:
         train, test = _hold_out_test(train)
-    if public is None:
-        public = _source(data.public, "public", roots, data.public_splits)
-    train, public = _limited(train, data.train_limit), _limited(public, data.public_limit)
+    train, public = train.take(slice(data.train_limit or None)), public.take(slice(data.public_limit or None))
     if 0 < len(train) < experiment.clients:
         limit = f" (data.train_limit = {data.train_limit})" if data.train_limit else ""
         raise DataError(
@@ -138,16 +140,6 @@ def _array(values: object, name: str) -> Array:
         raise DataError(f"{name} are no array: {error}") from None
 
 
-def _source(name: str, split: sources.Split, roots: Sequence[Path], public_splits: Sequence[str] = ()) -> Samples:
-    samples = sources.load(name, split, roots, public_splits)
-    assert samples is not None  # only a test set may be missing
-    return samples
-
-
-def _limited(samples: Samples, limit: int) -> Samples:
-    return samples.take(np.arange(min(limit, len(samples)))) if limit else samples
-
-
 def _hold_out_test(train: Samples) -> tuple[Samples, Samples]:
     """A tenth of the samples, the same for all seeds, where a source has no test set of its own."""
     order = stream(0, "test").permutation(len(train))
@@ -158,6 +150,8 @@ def _hold_out_test(train: Samples) -> tuple[Samples, Samples]:
 
 
 def _check_labels(train: Samples, test: Samples, classes: int) -> int:
+    """The number of classes: the setting, or what the training labels give."""
+    allowed_by = f"data.classes = {classes} allows" if classes else "the training set's are"
     for name, samples in (("training", train), ("test", test)):
         if samples.y is None:
             raise DataError(f"the {name} set has no labels")
@@ -165,16 +159,9 @@ def _check_labels(train: Samples, test: Samples, classes: int) -> int:
             raise DataError(f"the {name} set is empty")
         if samples.y.min() < 0:
             raise DataError(f"a label of the {name} set is {samples.y.min()}: labels count from 0")
-    assert train.y is not None
-    assert test.y is not None
-    found = int(train.y.max()) + 1
-    if classes and found > classes:
-        raise DataError(
-            f"a label of the training set is {found - 1}: data.classes = {classes} allows 0 to {classes - 1}"
-        )
-    classes = classes or found
-    if test.y.max() >= classes:
-        raise DataError(f"a label of the test set is {test.y.max()}: the training set's go from 0 to {classes - 1}")
+        classes = classes or int(samples.y.max()) + 1
+        if samples.y.max() >= classes:
+            raise DataError(f"a label of the {name} set is {samples.y.max()}: {allowed_by} 0 to {classes - 1}")
     return classes
 
 

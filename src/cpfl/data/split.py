@@ -38,8 +38,6 @@ class Clients(Sequence[ClientIndex]):
         return len(self._starts) - 1
 
     def __getitem__(self, client: Any) -> Any:
-        if isinstance(client, slice):
-            return [self[k] for k in range(*client.indices(len(self)))]
         client = range(len(self))[client]  # counts from the end, or raises IndexError
         part = slice(self._starts[client], self._starts[client + 1])
         samples, held = self._order[part], self._held[part]

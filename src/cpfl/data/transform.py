@@ -66,10 +66,7 @@ def crop_and_flip(x_TCHW: Tensor, plan_T5: Tensor) -> Tensor:
     return padded[sample, :, rows[:, :, None], cols[:, None, :]].movedim(-1, 1)
 
 
-Mix = NDArray[np.int64]
-
-
-def draw_mix(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> Mix:
+def draw_mix(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> NDArray[np.int64]:
     """Another image and a square, for each of `count` images: partner, centre and half a side, (T, 4).
 
     Squares of any share of the image are as likely (CutMix, Yun et al. 2019).
@@ -82,22 +79,19 @@ def draw_mix(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> Mi
 
 def paste(x_TCHW: Tensor, other_TCHW: Tensor, mix_T4: Tensor) -> Tensor:
     """Each image with the square of its mix taken from the other; half a side of 0: nothing."""
-    height, width = x_TCHW.shape[-2:]
-    inside = [
-        (torch.arange(side, device=x_TCHW.device) - mix_T4[:, column, None]).abs() < mix_T4[:, 3, None]
-        for side, column in ((height, 1), (width, 2))
-    ]
-    square = inside[0][:, :, None] & inside[1][:, None, :]
-    return torch.where(square[:, None], other_TCHW, x_TCHW)
+    half = mix_T4[:, 3, None]
+    return torch.where(_square(x_TCHW, mix_T4[:, 1:3], half - 1, half), other_TCHW, x_TCHW)
 
 
 def cut_out(x_TCHW: Tensor, plan_T5: Tensor) -> Tensor:
     """Blank a square around each image's cutout centre with the mean (0 after normalising)."""
-    height, width = x_TCHW.shape[-2:]
-    cy, cx = plan_T5[:, 3, None], plan_T5[:, 4, None]
-    rows = torch.arange(height, device=x_TCHW.device)
-    cols = torch.arange(width, device=x_TCHW.device)
-    in_rows = (rows >= cy - HOLE // 2) & (rows < cy + HOLE // 2)
-    in_cols = (cols >= cx - HOLE // 2) & (cols < cx + HOLE // 2)
-    hole = in_rows[:, :, None] & in_cols[:, None, :]
-    return x_TCHW.masked_fill(hole[:, None], 0)
+    return x_TCHW.masked_fill(_square(x_TCHW, plan_T5[:, 3:], HOLE // 2, HOLE // 2), 0)
+
+
+def _square(x_TCHW: Tensor, centre_T2: Tensor, before: Tensor | int, after: Tensor | int) -> Tensor:
+    """Which pixels lie in a square that begins `before` its centre and ends below `after` it, (T, 1, H, W)."""
+    inside = []
+    for axis, side in enumerate(x_TCHW.shape[-2:]):
+        offset = torch.arange(side, device=x_TCHW.device) - centre_T2[:, axis, None]
+        inside.append((offset >= -before) & (offset < after))
+    return (inside[0][:, :, None] & inside[1][:, None, :])[:, None]

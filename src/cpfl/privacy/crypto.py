@@ -22,9 +22,9 @@ SHARE_BYTES = 33  # of one Shamir share
 _NONCE = bytes(16)  # every key here is used for one purpose, once
 
 
-def derive(secret: bytes, purpose: str, size: int = 32) -> bytes:
+def derive(secret: bytes, purpose: str) -> bytes:
     """A key for one purpose."""
-    return HKDF(SHA256(), size, None, f"cpfl masked sum: {purpose}".encode()).derive(secret)
+    return HKDF(SHA256(), 32, None, f"cpfl masked sum: {purpose}".encode()).derive(secret)
 
 
 def public_key(private: bytes) -> bytes:
