@@ -85,8 +85,7 @@ def export(
         raise CpflError("ONNX needs two more packages: pip install 'cpfl[onnx]', or set onnx = False")
     with files.explained(where):
         where.mkdir(parents=True, exist_ok=True)
-    state = {name: value.detach().clone() for name, value in module.model.state_dict().items()}
-    files.save_tensors(where / "model.safetensors", state, {"classes": about["classes"]})
+    files.save_tensors(where / "model.safetensors", module.model.state_dict(), {"classes": about["classes"]})
     facts = {
         "shape": about["shape"],
         "classes": about["classes"],

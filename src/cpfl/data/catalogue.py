@@ -47,7 +47,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Entry:
-    """One known set; catalogue.toml explains the fields."""
+    """One set; catalogue.toml explains the fields of known ones, `sources.describe` adds where it is."""
 
     name: str
     what: str
@@ -57,6 +57,8 @@ class Entry:
     source: Literal["embedded", "files", "trace"] = "files"
     public: tuple[str, ...] = ("train",)
     files: tuple[RemoteFile, ...] = ()
+    path: Path | None = None  # on this machine; None: built in, or not found
+    format: str = "missing"  # or "built in", "parquet", "LEAF", "cifar10", "stl10", "svhn", "trace"
 
     @property
     def downloadable(self) -> bool:

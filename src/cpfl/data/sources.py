@@ -3,7 +3,7 @@
 import difflib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,14 +20,6 @@ LAYOUTS = (
     "train-*.parquet with columns image and label, LEAF's train/*.json, "
     "or the published files of CIFAR-10, STL-10 or SVHN"
 )
-
-
-@dataclass(frozen=True)
-class Description(Entry):
-    """What is known of a set without reading it."""
-
-    path: Path | None = None  # None: built in, or not found
-    format: str = "missing"  # or "built in", "parquet", "LEAF", "cifar10", "stl10", "svhn", "trace"
 
 
 def search_roots(data: Path | None) -> list[Path]:
@@ -54,22 +46,21 @@ def available(roots: Sequence[Path]) -> list[str]:
     return [*CATALOGUE, *sorted(user_sets)]
 
 
-def describe(name: str, roots: Sequence[Path]) -> Description:
+def describe(name: str, roots: Sequence[Path]) -> Entry:
     """What a set is, where it lies and in which format. Never fails for a known name.
 
     A path is taken as it is, a name is looked for under the roots in their order.
     """
     entry = CATALOGUE.get(name)
     if entry is not None and entry.source == "embedded":
-        return Description(**vars(entry), format="built in")
+        return replace(entry, format="built in")
     is_trace = entry is not None and entry.source == "trace"
     for folder in [Path(name).expanduser()] if is_path(name) else [root / name for root in roots]:
         if folder.is_dir() and (found := _format(folder) or ("trace" if is_trace else None)):
-            entry = entry or Entry(name, "a set of your own", LAYOUTS)
-            return Description(**vars(entry), path=folder, format=found)
+            return replace(entry or Entry(name, "a set of your own", LAYOUTS), path=folder, format=found)
     if entry is None:
         raise DataError(_not_found(name, roots))
-    return Description(**vars(entry))
+    return entry
 
 
 def load(name: str, split: Split, roots: Sequence[Path], public_splits: Sequence[str] = ()) -> Samples | None:
@@ -99,7 +90,7 @@ def class_names(name: str, roots: Sequence[Path]) -> list[str] | None:
     return parquet.class_names(about.path) if about.path is not None and about.format == "parquet" else None
 
 
-def _read(about: Description, split: str, use: Split) -> Samples | None:
+def _read(about: Entry, split: str, use: Split) -> Samples | None:
     """One split of a set that was found; None only where it is used as a test set and missing."""
     if about.path is None:
         samples = embedded.read(about.name, split)

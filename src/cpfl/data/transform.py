@@ -73,8 +73,8 @@ def draw_mix(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> ND
     """
     _, height, width = shape
     half = np.sqrt(rng.random(count)) * min(height, width) / 2
-    places = [rng.integers(0, side, count) for side in (height, width)]
-    return np.stack([rng.permutation(count), *places, half.round().astype(np.int64)], axis=1)
+    centre = [rng.integers(0, side, count) for side in (height, width)]
+    return np.stack([rng.permutation(count), *centre, half.round().astype(np.int64)], axis=1)
 
 
 def paste(x_TCHW: Tensor, other_TCHW: Tensor, mix_T4: Tensor) -> Tensor:

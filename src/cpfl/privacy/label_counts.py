@@ -1,9 +1,9 @@
 """Label counts of whole cohorts: what a server may know of its clients' labels.
 
 Noise on the sums gives (ε, δ) differential privacy of single samples. A sample more or less changes one count by one.
-Discrete Gaussian noise of deviation σ on every count is then ρ-zero-concentrated private with ρ = 1 / 2σ², and so
-(ρ + 2·√(ρ ln 1/δ), δ) private (Bun & Steinke 2016). No client and no server knows all of the noise: the clients that
-must stay to the end of a masked sum add enough of it together.
+Discrete Gaussian noise of deviation σ on every count is then ρ-zero-concentrated private with ρ = 1 / 2σ². This is also
+(ρ + 2·√(ρ ln 1/δ), δ) private (Bun & Steinke 2016). No client and no server knows all of the noise: the clients
+that must stay to the end of a masked sum add enough of it together.
 """
 
 import math

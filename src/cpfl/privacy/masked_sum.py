@@ -146,15 +146,11 @@ class MaskedSumServer:
 
     def __init__(self, keys: Mapping[int, Keys]) -> None:
         """`keys` of the clients that answered, by any number; in the sum they count from 1 in their order."""
-        self.clients = sorted(keys)
-        self.roster = {number: keys[client] for number, client in enumerate(self.clients, 1)}
+        self.numbers = {client: number for number, client in enumerate(sorted(keys), 1)}
+        self.roster = {number: keys[client] for client, number in self.numbers.items()}
         self._sum: Words | None = None
         self._dealt: set[int] = set()
         self._sent: set[int] = set()
-
-    def number(self, client: int) -> int:
-        """A client's number in the sum."""
-        return self.clients.index(client) + 1
 
     def relay(self, shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
         """Sealed shares by receiver and sender, of clients that dealt to all others; by sender and receiver in."""

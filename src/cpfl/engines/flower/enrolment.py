@@ -155,7 +155,7 @@ class SecureCounts:
         except PrivacyError as why:
             self._registry.notify(f"no label counts of cohort {cohort} are used, it gets uniform weights: {why}")
             return np.full(self._task.data.classes, HIDDEN)
-        return np.maximum(total, 0)
+        return np.maximum(total, 0)  # noise may have made a count negative
 
     def _single(self, member: EnrolledClient) -> Conversation:
         counts = yield from self._step(COUNTS, {member.client: {}}, _values)
@@ -165,7 +165,7 @@ class SecureCounts:
 
     def _sum(self, members: Sequence[EnrolledClient]) -> Conversation:
         server = MaskedSumServer({member.client: member.keys for member in members})
-        numbers = {member.client: server.number(member.client) for member in members}
+        numbers = server.numbers
         mask_keys, share_keys = map(list, zip(*server.roster.values(), strict=True))
         keys = {"members": list(server.roster), "mask keys": mask_keys, "share keys": share_keys}
         requests: dict[int, Any] = {client: {**keys, "member": number} for client, number in numbers.items()}
