@@ -77,7 +77,7 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     assert public is not None, "only a test set may be missing"
     if test is None:
         train, test = _hold_out_test(train)
-    train, public = train.take(slice(data.train_limit or None)), public.take(slice(data.public_limit or None))
+    train, public = _limited(train, data.train_limit), _limited(public, data.public_limit)
     if 0 < len(train) < experiment.clients:
         limit = f" (data.train_limit = {data.train_limit})" if data.train_limit else ""
         raise DataError(
@@ -138,6 +138,11 @@ def _array(values: object, name: str) -> Array:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} are no array: {error}") from None
+
+
+def _limited(samples: Samples, limit: int) -> Samples:
+    """The first samples, copied: the others need no memory any more."""
+    return samples.take(np.arange(min(limit, len(samples)))) if limit else samples
 
 
 def _hold_out_test(train: Samples) -> tuple[Samples, Samples]:

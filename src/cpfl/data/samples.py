@@ -36,7 +36,7 @@ class Samples:
         """The shape of one sample."""
         return tuple(self.x.shape[1:])
 
-    def take(self, index: NDArray[np.int64] | slice) -> "Samples":
+    def take(self, index: NDArray[np.int64]) -> "Samples":
         """The samples at these positions."""
         y = None if self.y is None else self.y[index]
         return Samples(self.x[index], y, {name: column[index] for name, column in self.columns.items()})
