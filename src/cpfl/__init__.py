@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
     from cpfl.federation.selection.base import Selection
     from cpfl.federation.stopping import StoppingRule
-    from cpfl.inference import export
+    from cpfl.inference.global_model import export
     from cpfl.redistill import redistill
     from cpfl.report import report
     from cpfl.settings import Experiment
@@ -46,7 +46,7 @@ _NAMES = {
     "cpfl.federation.optimizers.base": ("ClientOptimizer", "ServerOptimizer"),
     "cpfl.federation.selection.base": ("Selection",),
     "cpfl.federation.stopping": ("StoppingRule",),
-    "cpfl.inference": ("export",),
+    "cpfl.inference.global_model": ("export",),
     "cpfl.redistill": ("redistill",),
     "cpfl.report": ("report",),
     "cpfl.settings": ("Experiment",),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from cpfl.data import embedded
-from cpfl.inference import load_global
+from cpfl.inference.global_model import load_global
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command

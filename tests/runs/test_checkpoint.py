@@ -15,7 +15,7 @@ from small_runs import Unbroken
 from cpfl import api
 from cpfl.callbacks import Callback
 from cpfl.errors import RunFolderError
-from cpfl.inference import export, predict
+from cpfl.inference.global_model import export, predict
 from cpfl.runs import checkpoint, files, records
 from cpfl.runs.folder import SCHEMA, RunFolder, load_state
 

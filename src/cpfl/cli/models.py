@@ -22,7 +22,7 @@ def export(
 
     Example: cpfl export DIR --out model
     """
-    from cpfl.inference import export as write
+    from cpfl.inference.global_model import export as write
 
     written = [str(file) for file in write(path, out, distillation=distillation, onnx=onnx)]
     if as_json:
@@ -41,7 +41,7 @@ def predict(
 
     Example: cpfl predict DIR photos
     """
-    from cpfl.inference import predict as classify
+    from cpfl.inference.global_model import predict as classify
 
     rows = list(classify(path, images, distillation))
     if as_json:

@@ -1,0 +1,1 @@
+"""Use of a finished run's global model: export and prediction. Nothing here trains."""
