@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from cpfl.distillation.adam import Adam
+from cpfl.distillation.student import Adam
 
 
 class PartlyUsed(nn.Module):

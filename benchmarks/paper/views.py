@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cpfl import method
 from cpfl.data.transform import paste
-from cpfl.distillation.losses import DistillationLoss, distillation_loss
+from cpfl.distillation.objective import DistillationLoss, distillation_loss
 from cpfl.distillation.views import Views
 from cpfl.randomness import stream
 

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from cpfl.api import Run, distill, load_run, resume, run
     from cpfl.callbacks import Callback
     from cpfl.cohorts.base import CohortAssignment
-    from cpfl.distillation.aggregation import TeacherAggregation
-    from cpfl.distillation.losses import DistillationLoss
-    from cpfl.distillation.weights import TeacherWeights
+    from cpfl.distillation.objective import DistillationLoss, TeacherAggregation, TeacherWeights
     from cpfl.engines.base import Engine
     from cpfl.errors import CpflError
     from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
@@ -38,9 +36,7 @@ _NAMES = {
     "cpfl.api": ("Run", "distill", "load_run", "resume", "run"),
     "cpfl.callbacks": ("Callback",),
     "cpfl.cohorts.base": ("CohortAssignment",),
-    "cpfl.distillation.aggregation": ("TeacherAggregation",),
-    "cpfl.distillation.losses": ("DistillationLoss",),
-    "cpfl.distillation.weights": ("TeacherWeights",),
+    "cpfl.distillation.objective": ("DistillationLoss", "TeacherAggregation", "TeacherWeights"),
     "cpfl.engines.base": ("Engine",),
     "cpfl.errors": ("CpflError",),
     "cpfl.federation.optimizers.base": ("ClientOptimizer", "ServerOptimizer"),

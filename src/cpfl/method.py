@@ -14,7 +14,7 @@ import torch
 
 from cpfl import models, phases
 from cpfl.distillation.ensemble import Ensemble, Precision
-from cpfl.distillation.losses import distillation_loss
+from cpfl.distillation.objective import distillation_loss
 from cpfl.distillation.results import Distilled, TestSet
 from cpfl.distillation.student import EpochRecord, initial_student, train_student
 from cpfl.distillation.views import ShardJob, Shards, Views

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cpfl
-from cpfl.distillation.weights import teacher_weights
+from cpfl.distillation.objective import teacher_weights
 from cpfl.errors import SettingError
 from cpfl.privacy.label_counts import HIDDEN, client_noise, cohort_counts, deviation, from_rows, to_rows
 from cpfl.settings import Distillation, Privacy

@@ -26,12 +26,12 @@ def settings(
 
     Example: cpfl settings; cpfl settings federation.server
     """
-    from cpfl.settings import describe
+    from cpfl.settings import Experiment, describe
 
     if key:
         found = describe.find(key)
     if as_json:
-        show_json(describe.json_schema())
+        show_json(Experiment.model_json_schema())
     elif markdown:
         print(describe.page(), end="")
     elif key:

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl import models
-from cpfl.distillation.aggregation import teacher_aggregation
-from cpfl.distillation.losses import distillation_loss
-from cpfl.distillation.weights import teacher_weights
+from cpfl.distillation.objective import distillation_loss, teacher_aggregation, teacher_weights
 from cpfl.kernels import layers
 from cpfl.models import State
 from cpfl.settings import Distillation

@@ -1,16 +1,16 @@
 """The student: a model that learns the teachers' targets on public samples."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from cpfl import models
-from cpfl.distillation.adam import Adam
 from cpfl.distillation.ensemble import Ensemble, Precision, TeacherStates, to_device
-from cpfl.distillation.losses import DistillationLoss
+from cpfl.distillation.objective import DistillationLoss
 from cpfl.distillation.views import Views
 from cpfl.errors import CpflError, ModelError, first_line
 from cpfl.models.averaging import RunningMean
@@ -18,6 +18,7 @@ from cpfl.randomness import stream
 from cpfl.settings import Distillation
 from cpfl.task.task import Task
 
+BETAS, EPS = (0.9, 0.999), 1e-8  # torch.optim.Adam's own
 RISE = 0.2  # share of the steps in which one-cycle's rate rises
 WARM_UPS = 3  # plain steps before the step becomes a graph
 
@@ -86,6 +87,35 @@ def one_cycle(share: float) -> float:
     if share < RISE:
         return share / RISE
     return 0.5 * (1 + math.cos(math.pi * (share - RISE) / (1 - RISE)))
+
+
+class Adam:
+    """What a distillation on a CPU needs of torch.optim.Adam, bit by bit the same, by torch's own function.
+
+    torch.optim.Adam loads torch's compiler before its first step: seconds, more than a small run takes.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        self.lr = lr
+        self._states = [(p, torch.zeros_like(p), torch.zeros_like(p), torch.tensor(0.0)) for p in parameters]
+
+    def zero_grad(self) -> None:
+        """Forget the last gradients."""
+        for parameter, *_ in self._states:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        states = [state for state in self._states if state[0].grad is not None]
+        if states:
+            params, means, squares, counts = map(list, zip(*states, strict=True))
+            gradients = [p.grad for p in params]
+            beta1, beta2 = BETAS
+            adam(
+                params, gradients, means, squares, [], counts,
+                amsgrad=False, beta1=beta1, beta2=beta2, lr=self.lr, weight_decay=0.0, eps=EPS, maximize=False,
+            )  # fmt: skip
 
 
 class Step:

@@ -56,7 +56,10 @@ _JOINT = ("metric", "eval_interval", "min_gain", "eval_window", "client_fraction
 def published(experiment: Experiment) -> dict[str, Any] | None:
     """The paper's figures for this experiment; None where there are none."""
     name = _OTHERS.get(experiment.name, experiment.name)
-    if name not in _DISTILLATION or not _like_preset(experiment):
+    if name not in _DISTILLATION:
+        return None
+    here, preset = effects.flat(experiment), effects.flat(_preset(experiment.name))
+    if any(here[key] != preset[key] for key in _SAME):
         return None
     key = (name, experiment.data.alpha if experiment.data.split == "dirichlet" else None)
     rows = [dict(zip(KEYS, row, strict=True)) for row in _BY_N.get(key, [])]
@@ -74,14 +77,14 @@ def differences(experiment: Experiment) -> list[str]:
     name = _OTHERS.get(experiment.name, experiment.name)
     if name not in _DISTILLATION:
         return []
-    here, usual, whose = _flat(experiment), _flat(_preset(name)), dict[str, str]()
+    here, usual, whose = effects.flat(experiment), effects.flat(_preset(name)), dict[str, str]()
     recipe, joint = experiment.distillation.recipe, [f"stopping.{key}" for key in _JOINT]
     if recipe != usual["distillation.recipe"]:  # its own values are no differences
         own = Distillation(recipe=recipe).model_dump(mode="json")
         usual |= {f"distillation.{key}": own[key] for key in RECIPES["paper"]}
         whose |= {f"distillation.{key}": f"recipe {recipe}: " for key in RECIPES["paper"]}
     if experiment.stopping.rule == "joint":  # the paper has no such rule, but a preset may
-        preset = _flat(_preset(experiment.name))
+        preset = effects.flat(_preset(experiment.name))
         usual |= {key: preset[key] for key in joint}
         whose |= dict.fromkeys(joint, f"preset {experiment.name}: ")
     compared = [key for key in usual if key not in _FREE and effects.has_effect(experiment, key)]
@@ -91,19 +94,6 @@ def differences(experiment: Experiment) -> list[str]:
     return [f"{key} = {here[key]} ({whose.get(key, '')}{usual[key]})" for key in other]
 
 
-def _like_preset(experiment: Experiment) -> bool:
-    here, preset = _flat(experiment), _flat(_preset(experiment.name))
-    return all(here[key] == preset[key] for key in _SAME)
-
-
 @cache
 def _preset(name: str) -> Experiment:
     return experiment_file.load(name)
-
-
-def _flat(experiment: Experiment) -> dict[str, Any]:
-    """Every setting by its dotted key."""
-    tree = experiment.model_dump(mode="json")
-    sections = {key: value for key, value in tree.items() if isinstance(value, dict)}
-    inner = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
-    return {key: value for key, value in tree.items() if key not in sections} | inner

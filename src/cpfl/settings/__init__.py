@@ -3,26 +3,12 @@
 What a setting does lives in the package that it configures; nothing here imports torch.
 """
 
-from cpfl.settings.assignment import Assignment
-from cpfl.settings.data import Data
-from cpfl.settings.devices import Devices
 from cpfl.settings.distillation import RECIPES, Distillation
 from cpfl.settings.experiment import GIVEN, Experiment
 from cpfl.settings.federation import Federation
-from cpfl.settings.model import Model
-from cpfl.settings.privacy import Privacy
-from cpfl.settings.stopping import Stopping
+from cpfl.settings.sections import Assignment, Data, Devices, Model, Privacy, Stopping
 
 __all__ = [
-    "GIVEN",
-    "RECIPES",
-    "Assignment",
-    "Data",
-    "Devices",
-    "Distillation",
-    "Experiment",
-    "Federation",
-    "Model",
-    "Privacy",
-    "Stopping",
-]
+    "GIVEN", "RECIPES", "Assignment", "Data", "Devices", "Distillation", "Experiment", "Federation", "Model",
+    "Privacy", "Stopping",
+]  # fmt: skip

@@ -1,22 +1,23 @@
 """Every setting as a reader sees it: `cpfl settings`, the documentation's page and the JSON schema come from here."""
 
 import json
-import typing
 from dataclasses import dataclass
-from typing import Any, cast
-
-from pydantic.fields import FieldInfo
+from typing import Any
 
 from cpfl.errors import SettingError
 from cpfl.registry import Registry
 from cpfl.settings import choices
 from cpfl.settings.effects import conditions
-from cpfl.settings.experiment import Experiment
-from cpfl.settings.messages import unknown_key
-from cpfl.settings.types import Section
+from cpfl.settings.experiment import Experiment, fields, unknown_key
 
-_LIMITS = {"ge": "{} or more", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
-_NAMES = {float: "number", int: "whole number", str: "text", bool: "true or false", dict: "table", tuple: "list"}
+# From the JSON schema to words.
+_LIMITS = {
+    "minimum": "{} or more", "exclusiveMinimum": "above {}", "maximum": "at most {}", "exclusiveMaximum": "below {}"
+}  # fmt: skip
+_TYPES = {
+    "number": "number", "integer": "whole number", "string": "text", "boolean": "true or false", "object": "table",
+    "array": "list",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class SettingInfo:
 
 def all_settings() -> list[SettingInfo]:
     """All settings, section by section."""
+    schema = Experiment.model_json_schema()
     found = []
-    for name, field in Experiment.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
-            found += [_info(f"{name}.{key}", inner) for key, inner in kind.model_fields.items()]
+    for name, tree in schema["properties"].items():
+        if "$ref" in tree:
+            section = schema["$defs"][tree["$ref"].rpartition("/")[2]]
+            found += [_info(f"{name}.{key}", inner) for key, inner in section["properties"].items()]
         else:
-            found.append(_info(name, field))
+            found.append(_info(name, tree))
     return found
 
 
@@ -47,7 +49,7 @@ def find(key: str) -> list[SettingInfo]:
     """The setting of this key, or all of a section."""
     found = [info for info in all_settings() if info.key == key or info.key.startswith(f"{key}.")]
     if not found:
-        raise SettingError(unknown_key(key, Experiment))
+        raise SettingError(unknown_key(key))
     return found
 
 
@@ -62,42 +64,27 @@ def page() -> str:
             section, kind = name, Experiment.model_fields[name].annotation if name else Experiment
             lines += ["", f"## {name or 'experiment'}", "", str(kind.__doc__), ""]
             lines += ["| setting | default | allowed | what it is |", "|---|---|---|---|"]
-        default = "none" if info.default is None else json.dumps(info.default, ensure_ascii=False)
         effect = f" Has an effect with {info.effect}." if info.effect else ""
-        row = (f"`{info.key}`", f"`{default}`", info.allowed or info.type, info.doc + effect)
+        row = (f"`{info.key}`", f"`{as_text(info.default)}`", info.allowed or info.type, info.doc + effect)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     return "\n".join(lines) + "\n"
 
 
-def json_schema() -> dict[str, Any]:
-    """The experiment file as a JSON schema."""
-    return Experiment.model_json_schema()
+def as_text(default: Any) -> str:
+    """A default as it is written in an experiment file."""
+    return "none" if default is None else json.dumps(default, ensure_ascii=False)
 
 
-def _info(key: str, field: FieldInfo) -> SettingInfo:
-    kind, limits = field.annotation, list(field.metadata)
-    while typing.get_origin(kind) is typing.Annotated:
-        kind, *more = typing.get_args(kind)
-        limits += more
-    origin = typing.get_origin(kind)
-    options = [part for part in typing.get_args(kind) if part is not type(None)]
+def _info(key: str, tree: dict[str, Any]) -> SettingInfo:
+    """A setting from its part of the JSON schema."""
     named = [one for one in vars(choices).values() if isinstance(one, Registry) and one.key == key]
     if named:
         name, allowed = "name", f"{', '.join(named[0].names)}, or module:Class"
-    elif origin is typing.Literal:
-        name, allowed = "choice", ", ".join(map(str, options))
+    elif "enum" in tree:
+        name, allowed = "choice", ", ".join(tree["enum"])
     else:
-        plain = typing.get_origin(options[0]) if type(None) in typing.get_args(kind) else origin or kind
-        name, allowed = _NAMES.get(cast("type", plain), "text"), _range(limits)
-    default = field.get_default(call_default_factory=True)
-    effect = "; ".join(conditions(key, Experiment))
-    return SettingInfo(key, name, default, allowed, effect, " ".join((field.description or "").split()))
-
-
-def _range(metadata: list[Any]) -> str:
-    """The limits of a number, from pydantic's metadata and that of the types it is made of."""
-    words = []
-    for one in metadata:
-        for inner in getattr(one, "metadata", [one]):  # a FieldInfo holds several
-            words += [text.format(getattr(inner, key)) for key, text in _LIMITS.items() if hasattr(inner, key)]
-    return ", ".join(dict.fromkeys(words))
+        name = _TYPES[tree["type"] if "type" in tree else tree["anyOf"][0]["type"]]
+        allowed = ", ".join(text.format(tree[limit]) for limit, text in _LIMITS.items() if limit in tree)
+    default = fields()[key].get_default(call_default_factory=True)
+    doc, effect = " ".join(tree["description"].split()), "; ".join(conditions(key))
+    return SettingInfo(key, name, default, allowed, effect, doc)

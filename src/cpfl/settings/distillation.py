@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from cpfl.settings.choices import DISTILLATION_LOSSES, TEACHER_AGGREGATIONS, TEACHER_WEIGHTS
-from cpfl.settings.types import Args, Count, Fraction, Positive, Section, Share, hours, when
+from cpfl.settings.types import Args, Count, Fraction, Positive, Section, Share, When, hours
 
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {
@@ -15,7 +15,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """What a recipe sets; the one that is missing here, cpfl, is the default of every setting."""
-_AUGMENTED = when("augment != none", "data.augment != none or augment = cutmix | crop-flip | flip")
+_AUGMENTED = When("augment != none", "data.augment != none or augment = cutmix | crop-flip | flip")
 
 
 class Distillation(Section):
@@ -23,7 +23,7 @@ class Distillation(Section):
 
     recipe: Literal["cpfl", "paper"] = "cpfl"
     """Defaults of the settings from views to student_init: this project's, or the paper's."""
-    views: Annotated[Count, when("same_views"), _AUGMENTED] = 3
+    views: Annotated[Count, When("same_views"), _AUGMENTED] = 3
     """Different augmented views of each public image, used alternately epoch by epoch."""
     same_views: bool = True
     """The student sees the views that the teachers saw; false, as in the paper: targets are computed once, on one view,
@@ -41,13 +41,13 @@ class Distillation(Section):
     """Teacher weights p_i: a cohort's share of each class's labels (the paper), uniform (1/n), or "module:Class"."""
     weights_args: Args = Field(default_factory=dict)
     """Keyword arguments of a class of yours."""
-    target_entropy: Annotated[Share, when("aggregation != logits | log-probabilities")] = 0.5
+    target_entropy: Annotated[Share, When("aggregation != logits | log-probabilities")] = 0.5
     """Sharpen the averaged probabilities until their mean entropy is this share of the maximum; 0: leave them."""
     loss: str = "kl"
     """The student's loss: kl, mse, l1 (the paper), or a class of yours as "module:Class"."""
     loss_args: Args = Field(default_factory=dict)
     """Keyword arguments of a class of yours."""
-    temperature: Annotated[Positive, when("aggregation != logits | log-probabilities or loss != mse | l1")] = 1.0
+    temperature: Annotated[Positive, When("aggregation != logits | log-probabilities or loss != mse | l1")] = 1.0
     """Softmax temperature of the probabilities and of the loss kl."""
     epochs: Count = 100
     """Passes of the student over the public set."""
@@ -65,7 +65,7 @@ class Distillation(Section):
     """"10h" distills the models that every cohort had at that virtual time; empty: at their stops."""
     quorum: Fraction = 1.0
     """Distill when this share of the cohorts has stopped."""
-    unfinished: Annotated[Literal["latest", "drop"], when("at or quorum != 1.0")] = "latest"
+    unfinished: Annotated[Literal["latest", "drop"], When("at or quorum != 1.0")] = "latest"
     """What cohorts that had not stopped by then contribute: their latest model, or nothing."""
 
     @model_validator(mode="before")

@@ -1,16 +1,12 @@
 """Settings that were given and have no effect under the others: refused in one sentence instead of ignored."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpfl.errors import SettingError
 from cpfl.settings.distillation import RECIPES
+from cpfl.settings.experiment import Experiment, fields
 from cpfl.settings.types import Section, When
-
-if TYPE_CHECKING:
-    from cpfl.settings.experiment import Experiment
 
 
 def check(experiments: Collection[Experiment], keys: Iterable[str], replaced: Collection[str] = ()) -> None:
@@ -38,18 +34,12 @@ def given(experiment: Experiment) -> list[str]:
     return keys
 
 
-def differing(one: Experiment, other: Experiment) -> list[str]:
-    """Dotted keys of the sections' settings whose values differ."""
-    trees = one.model_dump(), other.model_dump()
-    sections = [name for name, value in trees[0].items() if isinstance(value, dict)]
-    return [
-        f"{name}.{key}" for name in sections for key, value in trees[0][name].items() if value != trees[1][name][key]
-    ]
-
-
-def without_effect(experiment: Experiment) -> list[str]:
-    """The given settings that have no effect."""
-    return [key for key in given(experiment) if not has_effect(experiment, key)]
+def flat(experiment: Experiment) -> dict[str, Any]:
+    """Every setting by its dotted key."""
+    found: dict[str, Any] = {}
+    for name, value in experiment.model_dump(mode="json").items():
+        found |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    return found
 
 
 def has_effect(experiment: Experiment, key: str) -> bool:
@@ -57,23 +47,20 @@ def has_effect(experiment: Experiment, key: str) -> bool:
     return not _unmet(experiment, key)
 
 
-def conditions(key: str, root: type[Section]) -> Iterator[str]:
+def conditions(key: str) -> Iterator[str]:
     """The conditions under which a setting has an effect, their keys written out."""
-    name, _, leaf = key.partition(".")
-    kind = root.model_fields[name].annotation if leaf else root
-    assert isinstance(kind, type)
-    assert issubclass(kind, Section)
-    field = kind.model_fields.get((leaf or name).partition(".")[0])
+    section, *leaf = key.split(".")[:2]
+    field = fields().get(".".join([section, *leaf]))
     for metadata in field.metadata if field else ():
         if isinstance(metadata, When):
             for condition in metadata.conditions:
-                own = f"{name}." if leaf else ""
+                own = f"{section}." if leaf else ""
                 yield " or ".join(part if "." in part.split(" ")[0] else own + part for part in condition.split(" or "))
 
 
 def _unmet(experiment: Experiment, key: str) -> str:
     """The first condition of a setting that does not hold; empty: it has an effect."""
-    for condition in conditions(key, type(experiment)):
+    for condition in conditions(key):
         if not any(_holds(experiment, part) for part in condition.split(" or ")):
             return condition
     return ""

@@ -3,20 +3,17 @@
 The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`. `cpfl settings` lists them.
 """
 
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from cpfl.errors import SettingError
-from cpfl.settings.assignment import Assignment
-from cpfl.settings.data import Data
-from cpfl.settings.devices import Devices
+from cpfl.registry import did_you_mean
 from cpfl.settings.distillation import Distillation
 from cpfl.settings.federation import Federation
-from cpfl.settings.messages import sentence
-from cpfl.settings.model import Model
-from cpfl.settings.privacy import Privacy
-from cpfl.settings.stopping import Stopping
+from cpfl.settings.sections import Assignment, Data, Devices, Model, Privacy, Stopping
 from cpfl.settings.types import Count, NotNegative, OptionalCount, Section, interval
 
 GIVEN = "(given)"
@@ -61,7 +58,7 @@ class Experiment(Section):
         try:
             super().__init__(**tree)
         except ValidationError as error:
-            raise SettingError(sentence(error, type(self))) from None
+            raise SettingError(_sentence(error)) from None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -70,6 +67,40 @@ class Experiment(Section):
         if conflict := _sections(self) or _joint(self):
             raise ValueError(conflict)
         return self
+
+
+@cache
+def fields() -> dict[str, FieldInfo]:
+    """Every section and every setting by its dotted key."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in Experiment.model_fields.items():
+        found[name], kind = field, field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found |= {f"{name}.{key}": inner for key, inner in kind.model_fields.items()}
+    return found
+
+
+def unknown_key(key: str) -> str:
+    """The sentence that there is no such key, with the nearest one that exists."""
+    known = list(fields())
+    same_leaf = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
+    hint = did_you_mean(key, same_leaf or known, 0.5).strip() or (f"did you mean {same_leaf[0]}?" if same_leaf else "")
+    siblings = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]] or known
+    return f"there is no setting {key}; {hint or 'known here: ' + ', '.join(siblings)}"
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first mistake: its key, the given value and what is allowed."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return unknown_key(key)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{key}: {message}" if key and not message.startswith(f"{key}.") else message
+    if first["type"] == "model_type":
+        message = "a table of settings is needed"
+    return f"{key} = {first['input']!r} is not allowed: {message[0].lower()}{message[1:]}"
 
 
 def _sections(experiment: Experiment) -> str:

@@ -6,14 +6,13 @@ import typing
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from cpfl.errors import SettingError
 from cpfl.registry import did_you_mean
 from cpfl.settings import effects
 from cpfl.settings.distillation import RECIPES
-from cpfl.settings.experiment import Experiment
-from cpfl.settings.messages import unknown_key
+from cpfl.settings.experiment import Experiment, fields, unknown_key
 from cpfl.settings.types import Section
 
 _ARGS_OF = ("client", "server", "selection", "lr_schedule", "rule", "aggregation", "weights", "loss")
@@ -97,31 +96,36 @@ def _changed(tree: dict[str, Any], settings: Mapping[str, Any], strict: bool, fr
         if leaf in _ARGS_OF and value != tree.get(section, {}).get(leaf, ...):
             tree.get(section, {}).pop(f"{leaf}_args", None)
     for key, value in settings.items():
-        *path, last = key.split(".")
-        node, kind = tree, cast("type[Any]", Experiment)
-        for part in path:
-            field = kind.model_fields.get(part) if isinstance(kind, type) and issubclass(kind, Section) else None
-            kind = cast("type[Any]", field.annotation) if field else kind
-            node = node.setdefault(part, {})
-            if (field is None and kind is not dict) or not isinstance(node, dict):
-                raise SettingError(unknown_key(key, Experiment))
-            kind = dict if typing.get_origin(kind) is dict else kind
-        if not (kind is dict or issubclass(kind, Section)):
-            raise SettingError(unknown_key(key, Experiment))
-        node[last] = value
+        _put(tree, key, value)
     changed = Experiment(**tree)
     if strict:
         effects.check([changed], settings, settings)
     pruned = _pruned(changed)
     if from_file:
-        idle = [key for key in effects.differing(changed, pruned) if key not in settings]
+        kept = effects.flat(pruned)
+        idle = [key for key, value in effects.flat(changed).items() if value != kept[key] and key not in settings]
         effects.check([changed], idle, settings)
     return pruned
 
 
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key, which may lie within a table such as federation.client_args."""
+    *path, last = key.split(".")
+    if path:
+        table = fields().get(".".join(path[:2]))
+        kind = table.annotation if table else None
+        if typing.get_origin(kind) is not dict and not (isinstance(kind, type) and issubclass(kind, Section)):
+            raise SettingError(unknown_key(key))
+    for part in path:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise SettingError(unknown_key(key))
+    tree[last] = value
+
+
 def _pruned(experiment: Experiment) -> Experiment:
     """The same experiment, with settings that have no effect back at their defaults."""
-    idle = effects.without_effect(experiment)
+    idle = [key for key in effects.given(experiment) if not effects.has_effect(experiment, key)]
     if not idle:
         return experiment
     tree = experiment.model_dump(mode="json", exclude_unset=True)

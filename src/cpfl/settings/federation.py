@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cpfl.settings.choices import CLIENT_OPTIMIZERS, SELECTIONS, SERVER_OPTIMIZERS
-from cpfl.settings.types import Args, Count, Fraction, NotNegative, OptionalCount, Positive, Section, Share, when
+from cpfl.settings.types import Args, Count, Fraction, NotNegative, OptionalCount, Positive, Section, Share, When
 
 ROBUST = ("median", "trimmed-mean", "krum")  # servers that need every single update and give all the same weight
 
@@ -13,7 +13,7 @@ ROBUST = ("median", "trimmed-mean", "krum")  # servers that need every single up
 class Federation(Section):
     """What happens inside a cohort's round: FedAvg, unless client or server say otherwise."""
 
-    local_epochs: Annotated[Count, when("local_steps = 0")] = 1
+    local_epochs: Annotated[Count, When("local_steps = 0")] = 1
     """Passes of a client over its samples in a round."""
     local_steps: OptionalCount = 0
     """Mini-batches of a client in a round instead of epochs, each from a fresh shuffle; 0: use local_epochs."""
@@ -25,7 +25,7 @@ class Federation(Section):
     """Momentum of SGD at the clients; it starts at zero in every round."""
     lr_schedule: Literal["constant", "step", "cosine"] = "constant"
     """How lr changes over rounds."""
-    lr_schedule_args: Annotated[Args, when("lr_schedule = step | cosine")] = Field(default_factory=dict)
+    lr_schedule_args: Annotated[Args, When("lr_schedule = step | cosine")] = Field(default_factory=dict)
     """rounds: lr falls every so many rounds (step), or to its floor in so many (cosine); factor: what step multiplies
     lr by (0.5); floor: the share of lr that remains (0.01)."""
     warmup_rounds: OptionalCount = 0
@@ -47,7 +47,7 @@ class Federation(Section):
     """The server scales longer client updates down to this norm; 0: no clipping."""
     weights: Literal["equal", "samples"] = "equal"
     """Weights of clients in the mean: equal, as in the authors' code, or their training samples."""
-    participation: Annotated[Fraction, when("participants = 0")] = 1.0
+    participation: Annotated[Fraction, When("participants = 0")] = 1.0
     """Share of a cohort's clients that take part in a round."""
     participants: OptionalCount = 0
     """Number of participants of each cohort's round instead; 0: use participation."""
@@ -59,16 +59,16 @@ class Federation(Section):
     """0.3 selects 30 % more clients than needed; the first to finish count."""
     deadline: NotNegative = 0
     """Virtual seconds after which a round ends without its stragglers; 0: no deadline."""
-    straggler_policy: Annotated[Literal["drop", "partial", "stale"], when("deadline or over_selection")] = "drop"
+    straggler_policy: Annotated[Literal["drop", "partial", "stale"], When("deadline or over_selection")] = "drop"
     """What becomes of stragglers' work: dropped, the steps that fit before the deadline, or a later round as a stale
     update with a lower weight."""
-    max_staleness: Annotated[Count, when("straggler_policy = stale")] = 5
+    max_staleness: Annotated[Count, When("straggler_policy = stale")] = 5
     """Rounds after which a stale update is discarded, as FedScale's max_staleness."""
     min_results: Count = 1
     """A round starts when so many clients are available; with fewer results it is repeated."""
     buffer_size: OptionalCount = 0
     """Above 0: FedBuff instead of rounds, with a new model after so many results (its K)."""
-    concurrency: Annotated[OptionalCount, when("buffer_size")] = 0
+    concurrency: Annotated[OptionalCount, When("buffer_size")] = 0
     """FedBuff: clients that train at the same time; 0: as many as would take part in a round."""
 
     @model_validator(mode="after")
@@ -85,9 +85,9 @@ class Federation(Section):
     @property
     def mixes_ages(self) -> str:
         """The setting that lets updates of different age into one model; empty: none does."""
-        return (
-            'straggler_policy = "stale"' if self.straggler_policy == "stale" else "buffer_size" * bool(self.buffer_size)
-        )
+        if self.straggler_policy == "stale":
+            return 'straggler_policy = "stale"'
+        return "buffer_size" if self.buffer_size else ""
 
 
 def _optimizers(settings: Federation) -> str:

@@ -1,7 +1,6 @@
 """Kinds of values that settings take, and the base class of every section."""
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -23,14 +22,15 @@ def _no_none(args: dict[str, Any]) -> dict[str, Any]:
     return args
 
 
-Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
-Integer = Annotated[int, BeforeValidator(_no_bool)]
-Share = Annotated[Number, Field(ge=0, lt=1)]
-Fraction = Annotated[Number, Field(gt=0, le=1)]
-Count = Annotated[Integer, Field(ge=1)]
-OptionalCount = Annotated[Integer, Field(ge=0)]
-Positive = Annotated[Number, Field(gt=0)]
-NotNegative = Annotated[Number, Field(ge=0)]
+NoBool = BeforeValidator(_no_bool)
+"""Comes after the limits of a number, so that the JSON schema knows them."""
+Number = Annotated[float, Field(allow_inf_nan=False), NoBool]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NoBool]
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NoBool]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NoBool]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NoBool]
+Count = Annotated[int, Field(ge=1), NoBool]
+OptionalCount = Annotated[int, Field(ge=0), NoBool]
 Args = Annotated[dict[str, Any], AfterValidator(_no_none)]
 """Keyword arguments of the class that another setting names."""
 
@@ -41,20 +41,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-@dataclass(frozen=True)
 class When:
-    """Metadata of a setting that has an effect only under these conditions, all of them.
+    """For `Annotated`: the setting has an effect only under these conditions, all of them.
 
     A condition is "key" (the other setting is not empty, 0 or false), "key = a | b" or "key != a | b", several of
     them joined by " or ". A key is one of the same section, or a dotted one.
     """
 
-    conditions: tuple[str, ...]
-
-
-def when(*conditions: str) -> When:
-    """For `Annotated`: the setting has an effect only under these conditions."""
-    return When(conditions)
+    def __init__(self, *conditions: str) -> None:
+        self.conditions = conditions
 
 
 def hours(text: str) -> float:

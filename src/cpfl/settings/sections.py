@@ -1,0 +1,182 @@
+"""The sections of an experiment but the two large ones, which are in `federation` and `distillation`."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cpfl.settings.choices import ASSIGNMENT_RULES, STOPPING_RULES
+from cpfl.settings.types import (
+    Args,
+    Count,
+    Fraction,
+    NoBool,
+    NotNegative,
+    Number,
+    OptionalCount,
+    Positive,
+    Section,
+    Share,
+    When,
+)
+
+
+class Data(Section):
+    """Who holds which samples, and how samples become model inputs."""
+
+    train: str = "digits"
+    """Training set: a known set, a folder below a data root, or a path."""
+    public: str = "letters"
+    """Public set, unlabelled: the cohort models are distilled on it."""
+    public_splits: tuple[str, ...] = ()
+    """Splits of the public set to use, such as ["train", "extra"]; empty: the set's usual ones."""
+    split: Literal["dirichlet", "iid", "column", "shards"] = "dirichlet"
+    """How training samples are divided among clients."""
+    alpha: Annotated[Positive, When("split = dirichlet")] = 0.1
+    """Dirichlet concentration α: lower is more skewed. The paper uses 0.1, 0.3 and 1."""
+    remainder: Annotated[Literal["last", "spread"], When("split = dirichlet")] = "last"
+    """Who gets what rounding leaves over: the last client, as in the authors' code, or all clients."""
+    column: Annotated[str, When("split = column")] = ""
+    """Id column of the training set that says which client owns a sample."""
+    shards: Annotated[Count, When("split = shards")] = 2
+    """Label-sorted shards per client (McMahan et al. 2017)."""
+    validation: Share = 0.1
+    """Share of a client's samples that it keeps for validation."""
+    validation_min_samples: Annotated[Count, When("validation")] = 10
+    """A client with fewer samples keeps none for validation and reports no loss."""
+    augment: Literal["none", "crop-flip-cutout"] = "none"
+    """Augmentation of training images, and of public images where distillation.augment says "training"."""
+    augment_validation: Annotated[bool, When("augment != none")] = False
+    """Augment validation images too, as the authors' code does."""
+    mean: tuple[Number, ...] = ()
+    """Mean per channel of values in 0 to 1, for normalization; empty: no normalization."""
+    std: tuple[Number, ...] = ()
+    """Standard deviation per channel, for normalization."""
+    public_mean: tuple[Number, ...] | None = None
+    """The same for the public set; not given: as for the training set."""
+    public_std: tuple[Number, ...] | None = None
+    """The same for the public set; not given: as for the training set."""
+    public_fit: Literal["exact", "crop", "resize"] = "exact"
+    """How public images get the training images' size; "exact": they must have it."""
+    train_limit: OptionalCount = 0
+    """Use only the first so many training samples, for a quick look; 0: all."""
+    public_limit: OptionalCount = 0
+    """Use only the first so many public samples; 0: all."""
+    classes: OptionalCount = 0
+    """Number of classes; 0: as many as the labels have."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for mean, std in ((self.mean, self.std), (self.public_mean or (), self.public_std or ())):
+            if len(mean) != len(std):
+                raise ValueError(f"mean has {len(mean)} channels and std {len(std)}: they must be equally many")
+            if any(s <= 0 for s in std):
+                raise ValueError("std must be above 0 in every channel")
+        if self.split == "column" and not self.column:
+            raise ValueError('split = "column" needs column, the name of the id column')
+        return self
+
+
+class Model(Section):
+    """The model that clients train."""
+
+    name: str = "mlp"
+    """gn-lenet, femnist-cnn, mlp, or a class of yours as "module:Class"."""
+    args: Args = Field(default_factory=dict)
+    """Keyword arguments of that class."""
+    bytes: OptionalCount = 0
+    """Size on the network in bytes; 0: four bytes a parameter."""
+    by_cohort: dict[str, str] = Field(default_factory=dict)
+    """Cohorts that train another model, with its defaults: {"0" = "gn-lenet"}."""
+
+
+class Assignment(Section):
+    """Which clients train together; `cohorts` says into how many cohorts."""
+
+    rule: str = "random"
+    """How clients are assigned to cohorts: random, speed, column, label-balanced, label-clustered, multi-objective,
+    csv, or a class of yours as "module:Class". Most rules reveal something of clients: `cpfl cohorts` says what."""
+    rule_args: Args = Field(default_factory=dict)
+    """Arguments of the rule: column = {column = "region"}, csv = {file = "cohorts.csv"},
+    multi-objective = {skew_weight = 1.0, speed_weight = 1.0}."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        ASSIGNMENT_RULES.check(self.rule)
+        return self
+
+
+class Stopping(Section):
+    """When a cohort's training ends, and which of its models becomes the teacher."""
+
+    rule: str = "plateau"
+    """plateau: a cohort's validation loss stops falling (the paper); rounds: after so many; budget: only the limits
+    below; joint: all cohorts stop together when the ensemble's accuracy stops rising; or "module:Class"."""
+    rule_args: Args = Field(default_factory=dict)
+    """Keyword arguments of a rule of yours."""
+    patience: Annotated[Count, When("rule != rounds | budget | joint")] = 50
+    """Rounds without a new minimum of the moving average after which a cohort stops."""
+    window: Count = 20
+    """Rounds in the moving average of the validation loss."""
+    rounds: Annotated[OptionalCount, When("rule = rounds")] = 0
+    """Number of rounds."""
+    max_hours: NotNegative = 0
+    """Limit in virtual hours, with any rule; 0: none."""
+    max_cpu_hours: NotNegative = 0
+    """Limit in CPU hours of all cohorts together, with any rule; 0: none."""
+    keep: Literal["best", "last", "ema"] = "best"
+    """The teacher: the model with the lowest moving average of the validation loss, the last one, or an exponential
+    moving average of all rounds' models. With the rule joint, "best" is the last one."""
+    ema_rounds: Annotated[Count, When("keep = ema")] = 10
+    """A round's model has a weight of one in so many in the average."""
+    metric: Annotated[Literal["ensemble-accuracy", "public-agreement"], When("rule = joint")] = "ensemble-accuracy"
+    """What is evaluated: the ensemble on the clients' validation samples, or how often two halves of the cohorts agree
+    on public samples, for which no client and no label is needed."""
+    eval_interval: Annotated[Count, When("rule = joint")] = 25
+    """Rounds of a phase, after which cohorts wait for each other and the ensemble is evaluated."""
+    min_gain: Annotated[NotNegative, When("rule = joint")] = 4.0
+    """Continue while twice the CPU hours would gain so many points of accuracy; 0: until a limit."""
+    eval_window: Annotated[int, Field(ge=4), NoBool, When("rule = joint")] = 6
+    """Evaluations from which the gain is estimated; fewer are mostly noise."""
+    client_fraction: Annotated[Fraction, When("rule = joint", "metric = ensemble-accuracy")] = 1.0
+    """Share of the clients with validation samples that evaluate the ensemble, the same ones every time."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        STOPPING_RULES.check(self.rule)
+        if self.rule == "rounds" and self.rounds < 1:
+            raise ValueError('rule = "rounds" needs rounds, at least 1')
+        if self.rule == "budget" and not (self.max_hours or self.max_cpu_hours):
+            raise ValueError('rule = "budget" needs max_hours or max_cpu_hours')
+        return self
+
+
+class Devices(Section):
+    """How fast every client is, and when it is available."""
+
+    trace: str = "synthetic"
+    """Device speeds: "fedscale" (in the data folder), a csv or pickle file, "synthetic", or "fixed"."""
+    compute_ms: Annotated[Positive, When("trace = fixed")] = 50.0
+    """Milliseconds of inference per sample, for all clients."""
+    network_kbps: Annotated[Positive, When("trace = fixed")] = 6000.0
+    """Network speed in kbit/s, for all clients."""
+    availability: str = "always"
+    """When clients are available: "fedscale" (in the data folder), a json file like it, "synthetic", or "always"."""
+    online_hours: Annotated[Positive, When("availability = synthetic")] = 4.0
+    """Mean hours of a client's online periods; their lengths are exponential."""
+    offline_hours: Annotated[Positive, When("availability = synthetic")] = 8.0
+    """Mean hours between two online periods."""
+    crash_rate: Share = 0.0
+    """Probability that a client crashes in a round and its work is lost."""
+
+
+class Privacy(Section):
+    """What label counts may reveal of clients."""
+
+    label_counts: Literal["plain", "masked"] = "plain"
+    """How simulated clients report label counts: plain sums, or masked sums as real clients always do."""
+    min_clients: Count = 1
+    """A cohort with fewer clients reports no label counts; its model gets uniform weights."""
+    epsilon: NotNegative = 0
+    """Noise on every sum for (ε, δ)-differential privacy of single samples; 0: none."""
+    delta: Annotated[float, Field(gt=0, lt=1), NoBool, When("epsilon")] = 1e-5
+    """The δ of that promise."""
