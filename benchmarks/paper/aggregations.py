@@ -117,7 +117,7 @@ class EnsembleEvaluation:
         public_TC = found["probabilities, labels"]["public"]
         public_TC = public_TC / public_TC.sum(dim=1, keepdim=True)
         entropy = -torch.xlogy(public_TC, public_TC).sum(dim=1).mean().item() / math.log(public_TC.shape[1])
-        metrics = {name: evaluator.evaluate(states).accuracy for name, evaluator in self._evaluators.items()}
+        metrics = {name: evaluator.evaluate(states)[0] for name, evaluator in self._evaluators.items()}
         return {
             "teachers": round(sum(per_cent(z, self._y["test"]) for z in logits["test"]) / len(states), 3),
             "evaluations": metrics | {"confidence": 100 * (1 - entropy)},

@@ -111,7 +111,7 @@ def run(
     callback = callback or Callback()
     task = load_task(chosen, data, model, given_arrays(train, test, public), callback.on_message)
     check_distillation(chosen.distillation, task)
-    callback.on_message(estimate(task, place).sentence(chosen))
+    callback.on_message(estimate(task, place))
     # What is wrong with a cluster is found before anything is written; other engines begin to work when they are made.
     made = create_engine(engine, task, place, callback.on_message, workers, cluster) if engine == "ray" else engine
     try:

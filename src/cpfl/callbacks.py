@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,31 +35,13 @@ class Callback:
 
 
 class CallbackList(Callback):
-    """Several callbacks as one."""
+    """Several callbacks as one: every call goes to all of them, and each of them can stop the run."""
 
     def __init__(self, *callbacks: Callback) -> None:
-        self._callbacks = callbacks
+        for name in [name for name in vars(Callback) if name.startswith("on_")]:
+            setattr(self, name, partial(_call_all, [getattr(callback, name) for callback in callbacks]))
 
-    def on_start(self, sessions: Sequence[Session]) -> None:
-        for callback in self._callbacks:
-            callback.on_start(sessions)
 
-    def on_round(self, session: Session, closed: ClosedRound) -> bool | None:
-        answers = [callback.on_round(session, closed) for callback in self._callbacks]  # all of them see the round
-        return any(answers)
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        for callback in self._callbacks:
-            callback.on_epoch(record)
-
-    def on_message(self, text: str) -> None:
-        for callback in self._callbacks:
-            callback.on_message(text)
-
-    def on_workers(self, load: Mapping[str, Any]) -> None:
-        for callback in self._callbacks:
-            callback.on_workers(load)
-
-    def on_end(self, summary: Mapping[str, Any] | None) -> None:
-        for callback in self._callbacks:
-            callback.on_end(summary)
+def _call_all(methods: Sequence[Callable[..., bool | None]], *arguments: Any) -> bool:
+    """Whether one of them returns True."""
+    return any([method(*arguments) for method in methods])  # a list: all of them are called

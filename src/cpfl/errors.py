@@ -1,16 +1,6 @@
-"""What a user can get wrong. Anything else that is raised is a bug of ours.
+"""What a user can get wrong: each error is one clear sentence and exit code 2 (a sweep's is 1).
 
-CpflError                 one clear sentence, exit code 2
-├── SettingError          a key of the experiment, its value and what is allowed
-├── DataError             a data set, public set, label or device trace
-├── ModelError            a model that does not fit the data
-├── DivergedError         a client's loss is not a number (cohort, client, round)
-├── PrivacyError          a sum over clients that would tell of one of them, or cannot be made
-├── ClusterError          a Ray cluster that is not there, lacks something, or has lost its workers
-├── StalledError          a cohort of a real fleet in which nobody answers
-├── SweepError            runs of a sweep that failed while others went well, exit code 1
-└── RunFolderError        a run folder that is missing, foreign, busy or on a full disk
-    └── DamagedError      a file in it that was cut short or changed
+Anything else that is raised is a bug of ours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,15 +28,14 @@ class DivergedError(CpflError):
     """A client's training or validation loss stopped being a number."""
 
     def __init__(self, cohort: int, client: int, round: int, loss: float) -> None:
-        super().__init__(
+        super().__init__(cohort, client, round, loss)  # its pickle calls this again in another process
+
+    def __str__(self) -> str:
+        cohort, client, round, loss = self.args
+        return (
             f"the loss of client {client} in cohort {cohort} became {loss} in round {round}: "
             "lower federation.lr, or look at that client's data"
         )
-        self.cohort, self.client, self.round, self.loss = cohort, client, round, loss
-
-    def __reduce__(self) -> "tuple[type[DivergedError], tuple[int, int, int, float]]":
-        """So that it survives the way back from a worker process."""
-        return DivergedError, (self.cohort, self.client, self.round, self.loss)
 
 
 class PrivacyError(CpflError):
@@ -63,9 +52,8 @@ class StalledError(CpflError):
     def __init__(self, cohort: int, round: int, tries: int, reasons: str, who: str = "nobody") -> None:
         super().__init__(
             f"cohort {cohort} stalled: {who} answered in {tries} tries of round {round} ({reasons}); "
-            "the same run again goes on from what was kept"
+            "the same run again continues from what was kept"
         )
-        self.cohort, self.round = cohort, round
 
 
 class SweepError(CpflError):

@@ -1,7 +1,6 @@
 """What a run will cost: time, memory and disk, estimated before it starts."""
 
 import time
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -10,86 +9,55 @@ from cpfl import models
 from cpfl.distillation.views import augmentation, labelled_views
 from cpfl.federation import local_training, optimizers
 from cpfl.federation.selection.base import participants_per_round
-from cpfl.settings import Experiment
 from cpfl.task.task import Task
 
 TRIALS = 4
+PROGRAM_BYTES = 300_000_000  # the interpreter and torch
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Costs of one round of all cohorts, of the distillation, and of storage."""
-
-    steps: float  # mini-batches in one round of all cohorts
-    round_seconds: float | None  # None on a GPU: timing plain steps says nothing of lanes
-    distillation_seconds: float | None
-    memory_bytes: int
-    disk_bytes: int  # without snapshots
-    snapshot_bytes: int  # one snapshot of all cohorts
-
-    def sentence(self, experiment: Experiment) -> str:
-        """One line for a person."""
-        rounds = min(experiment.max_rounds, experiment.stopping.rounds if experiment.stopping.rule == "rounds" else 100)
-        snapshots = f" + {_size(self.snapshot_bytes)} a snapshot" if experiment.snapshots else ""
-        storage = f"{_size(self.memory_bytes)} of memory, {_size(self.disk_bytes)} of disk{snapshots}"
-        if self.round_seconds is None or self.distillation_seconds is None:
-            return f"{self.steps:,.0f} steps in a round of all cohorts, {storage}"
-        return (
-            f"about {_duration(self.round_seconds * rounds)} for {rounds} rounds of all cohorts "
-            f"({self.steps:,.0f} steps each), {_duration(self.distillation_seconds)} to distill, {storage}"
-        )
-
-
-def estimate(task: Task, device: torch.device) -> Estimate:
-    """From the sizes of the work and, on a CPU, a few timed steps on this machine."""
+def estimate(task: Task, device: torch.device) -> str:
+    """One line for a person, from the sizes of the work and, on a CPU, a few timed steps on this machine."""
     experiment, data = task.experiment, task.data
-    sizes = data.clients.training_sizes
-    steps = 0.0
+    federation, cohorts = experiment.federation, experiment.cohorts
+    steps = 0.0  # mini-batches in one round of all cohorts
     for clients in task.cohorts:
-        share = participants_per_round(experiment.federation, len(clients)) / len(clients)
-        steps += share * float(local_training.all_steps(experiment.federation, sizes[clients]).sum())
-    training, distilling = (None, None) if device.type == "cuda" else _seconds(task, device)
+        share = participants_per_round(federation, len(clients)) / len(clients)
+        steps += share * float(local_training.all_steps(federation, data.clients.training_sizes[clients]).sum())
     model = sum(value.numel() * value.element_size() for value in task.start.values())
-    client_optimizer, server_optimizer = (
-        optimizers.client_optimizer(experiment.federation),
-        optimizers.server_optimizer(experiment.federation),
-    )
-    rows = (
-        model * experiment.clients if client_optimizer.has_client_state else 0
-    )  # and twice on disk, with two checkpoints
-    updates = model * experiment.clients if server_optimizer.needs_all_models else 0
-    held = data.train.x.nbytes + data.test.x.nbytes + data.public.x.nbytes
-    return Estimate(
-        steps=steps,
-        round_seconds=None if training is None else steps * training,
-        distillation_seconds=distilling,
-        memory_bytes=2 * (held + rows)
-        + updates
-        + 4 * model * experiment.cohorts
-        + 300_000_000,  # the interpreter, torch
-        disk_bytes=(1 + 5 * experiment.cohorts) * model + 2 * rows,  # start; teacher and two checkpoints of two models
-        snapshot_bytes=model * experiment.cohorts,
+    all_clients = model * experiment.clients
+    states = all_clients if optimizers.client_optimizer(federation).has_client_state else 0
+    updates = all_clients if optimizers.server_optimizer(federation).needs_all_models else 0
+    samples = data.train.x.nbytes + data.test.x.nbytes + data.public.x.nbytes
+    memory = 2 * (samples + states) + updates + 4 * model * cohorts + PROGRAM_BYTES
+    disk = (1 + 5 * cohorts) * model + 2 * states  # start; each cohort's teacher and two checkpoints of two models
+    storage = f"{_size(memory)} of memory, {_size(disk)} of disk"
+    if experiment.snapshots:
+        storage += f" + {_size(model * cohorts)} a snapshot"
+    if device.type == "cuda":  # timing plain steps says nothing of lanes
+        return f"{steps:,.0f} steps in a round of all cohorts, {storage}"
+    step, distillation = _seconds(task, device)
+    rounds = min(experiment.max_rounds, experiment.stopping.rounds if experiment.stopping.rule == "rounds" else 100)
+    return (
+        f"about {_duration(steps * step * rounds)} for {rounds} rounds of all cohorts "
+        f"({steps:,.0f} steps each), {_duration(distillation)} to distill, {storage}"
     )
 
 
 def _seconds(task: Task, device: torch.device) -> tuple[float, float]:
     """Of a training step, and of the distillation."""
-    experiment, data = task.experiment, task.data
+    experiment, data, distillation = task.experiment, task.data, task.experiment.distillation
     module = models.fresh(task.build, experiment.seed, "init", data.transform.dtype).to(device).eval()
     with models.threads(1):  # as engines do
         step = _timed(task, module, device, experiment.federation.batch_size)
-    batch = min(experiment.distillation.batch_size, len(data.public), 64)
+    batch = min(distillation.batch_size, len(data.public), 64)
     per_sample = _timed(task, module, device, batch) / batch
     teachers = experiment.cohorts if experiment.cohorts > 1 else 0
-    passes = teachers * labelled_views(experiment.distillation, experiment.data.augment)
-    if (
-        experiment.distillation.flip_average
-        and augmentation(experiment.distillation, experiment.data.augment) != "none"
-    ):
+    passes = teachers * labelled_views(distillation, experiment.data.augment)
+    if distillation.flip_average and augmentation(distillation, experiment.data.augment) != "none":
         passes *= 2
     # A forward pass is about a third of a training step.
-    public = len(data.public) * per_sample * (passes / 3 + (experiment.distillation.epochs if teachers else 0))
-    test = len(data.test) * per_sample / 3 * (teachers + experiment.distillation.epochs if teachers else 2)
+    public = len(data.public) * per_sample * (passes / 3 + (distillation.epochs if teachers else 0))
+    test = len(data.test) * per_sample / 3 * (teachers + distillation.epochs if teachers else 2)
     return step, public + test
 
 

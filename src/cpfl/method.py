@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cpfl import models, phases
+from cpfl import models
 from cpfl.distillation.ensemble import Ensemble, Precision
 from cpfl.distillation.objective import distillation_loss
 from cpfl.distillation.results import Distilled, TestSet
@@ -20,6 +20,7 @@ from cpfl.distillation.student import EpochRecord, initial_student, train_studen
 from cpfl.distillation.views import ShardJob, Shards, Views
 from cpfl.engines.base import Engine
 from cpfl.federation.session import Session
+from cpfl.phases import Phases
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.teachers import Teachers
 from cpfl.settings import Distillation
@@ -45,7 +46,7 @@ def train_cohorts(
     """Federated learning inside every cohort, until all of them have stopped."""
     with run.training(sessions) as on_round:
         if task.experiment.stopping.rule == "joint":
-            phases.train(task, sessions, engine, run, device, on_round)
+            Phases(task, sessions, run, device, on_round).train(engine)
         else:
             engine.train_cohorts(sessions, on_round)
 

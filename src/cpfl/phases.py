@@ -19,20 +19,12 @@ from cpfl.federation import accounting, stopping
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.federation.stopping import ROUNDING, Cost, Evaluation
 from cpfl.runs import files, records
-from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
 from cpfl.task.task import Task
 
 
-def train(
-    task: Task, sessions: Sequence[Session], engine: Engine, run: RunRecorder, device: torch.device, on_round: OnRound
-) -> None:
-    """Phase after phase until every session has stopped; `on_round` is called when a round's record is final."""
-    Phases(task, sessions, run, device, on_round).train(engine)
-
-
 class Phases:
-    """One run from evaluation to evaluation."""
+    """One run from evaluation to evaluation; `on_round` is called when a round's record is final."""
 
     def __init__(
         self, task: Task, sessions: Sequence[Session], run: RunRecorder, device: torch.device, on_round: OnRound
@@ -40,7 +32,8 @@ class Phases:
         self._sessions, self._on_round, self._notify = sessions, on_round, run.callback.on_message
         self._stopping = task.experiment.stopping
         self._evaluator = EVALUATORS[self._stopping.metric](task, task.experiment.distillation, device)
-        self._path, self._done = run.folder.evaluations(), read(run.folder)
+        self._path = run.folder.evaluations()
+        self._done = _read(self._path)
         self._paid = [0.0] * len(sessions)  # CPU seconds of evaluations, by cohort
         for evaluation in self._done:
             self._pay(evaluation)
@@ -85,31 +78,26 @@ class Phases:
         cost = self._evaluator.cost()
         ends = max(session.clock for session in self._sessions) + cost.seconds
         if self._stopping.max_hours and ends > self._stopping.max_hours * 3600 + ROUNDING:
-            for session in waiting:
-                self._finish(session, session.stop(self._ended[session.cohort], "hours"))
+            reason = "hours"
         elif self._left(cost) < -ROUNDING:
-            for session in waiting:
-                self._finish(session, session.stop(self._ended[session.cohort], "cpu hours"))
+            reason = "cpu hours"
         else:
-            evaluation = self._evaluate(waiting, cost, ends)
-            write(self._path, evaluation)
-            self._done.append(evaluation)
-            self._pay(evaluation)
-            self._notify(sentence(evaluation))
-            for session in waiting:
-                self._apply(session, evaluation)
+            self._evaluate(waiting, cost, ends)
+            return
+        for session in waiting:
+            self._finish(session, session.stop(self._ended[session.cohort], reason))
 
     def _left(self, cost: Cost) -> float:
         """The CPU seconds that the limit leaves after this cost."""
         limit = self._stopping.max_cpu_hours * 3600 or math.inf
         return limit - math.fsum(session.cpu_seconds for session in self._sessions) - cost.cpu_seconds
 
-    def _evaluate(self, waiting: list[Session], cost: Cost, ends: float) -> Evaluation:
-        score = self._evaluator.evaluate([session.teacher() for session in self._sessions])
+    def _evaluate(self, waiting: list[Session], cost: Cost, ends: float) -> None:
+        accuracy, loss = self._evaluator.evaluate([session.teacher() for session in self._sessions])
         spent = (sum(session.cpu_seconds for session in self._sessions) + cost.cpu_seconds) / 3600
-        points = [*((one.cpu_hours, one.accuracy) for one in self._done), (spent, score.accuracy)]
+        points = [*((one.cpu_hours, one.accuracy) for one in self._done), (spent, accuracy)]
         stop = stopping.converged(points, self._stopping.min_gain, self._stopping.eval_window)
-        return Evaluation(
+        evaluation = Evaluation(
             phase=len(points),
             round=len(points) * self._stopping.eval_interval,
             cohorts=[session.cohort for session in waiting],
@@ -119,26 +107,40 @@ class Phases:
             cpu_seconds=cost.cpu_seconds,
             bytes=cost.bytes,
             cpu_hours=spent,
-            accuracy=score.accuracy,
-            loss=score.loss,
+            accuracy=accuracy,
+            loss=loss,
             gain_per_doubling=stopping.gain_per_doubling(points, self._stopping.eval_window),
             decision="stop" if stop else "continue",
         )
+        records.append(self._path, vars(evaluation))
+        records.sync(self._path)  # later rounds depend on it
+        files.sync_folder(self._path.parent)
+        self._done.append(evaluation)
+        self._pay(evaluation)
+        gain = evaluation.gain_per_doubling
+        rising = "" if gain is None else f", {gain:+.1f} points for twice the CPU hours"
+        self._notify(f"evaluated after {evaluation.round} rounds: {accuracy:.2f} %{rising}: {evaluation.decision}")
+        for session in waiting:
+            self._apply(session, evaluation)
 
     def _budgets(self, waiting: list[Session], cost: Cost) -> list[float]:
         """What is left of the limit, shared by the mean cost of each cohort's rounds: participants differ."""
         if not self._stopping.max_cpu_hours:
             return []
-        each = _price_per_client(waiting, cost.cpu_seconds)
-        spent = [session.cpu_seconds + each * len(session.clients) for session in waiting]
+        prices = self._prices([session.cohort for session in waiting], cost.cpu_seconds)
+        spent = [session.cpu_seconds + prices[session.cohort] for session in waiting]
         costs = [(session.cpu_seconds - self._paid[session.cohort]) / session.round for session in waiting]
         return stopping.share_budget(self._left(cost), cost.cpu_seconds, self._stopping.eval_interval, spent, costs)
 
+    def _prices(self, cohorts: Sequence[int], cpu_seconds: float) -> dict[int, float]:
+        """The part of an evaluation's CPU seconds that each cohort pays which waited for it: the same a client."""
+        sizes = {cohort: len(self._sessions[cohort].clients) for cohort in cohorts}
+        each = cpu_seconds / sum(sizes.values())
+        return {cohort: each * size for cohort, size in sizes.items()}
+
     def _pay(self, evaluation: Evaluation) -> None:
-        paying = [self._sessions[cohort] for cohort in evaluation.cohorts]
-        each = _price_per_client(paying, evaluation.cpu_seconds)
-        for session in paying:
-            self._paid[session.cohort] += each * len(session.clients)
+        for cohort, price in self._prices(evaluation.cohorts, evaluation.cpu_seconds).items():
+            self._paid[cohort] += price
 
     def _apply(self, session: Session, evaluation: Evaluation) -> None:
         """What an evaluation means for a cohort that waits: the same now as after any kill."""
@@ -146,8 +148,7 @@ class Phases:
         if evaluation.decision == "stop":
             closed = session.stop(closed, "joint", evaluation.clock)
         else:
-            paying = [self._sessions[cohort] for cohort in evaluation.cohorts]
-            paid = _price_per_client(paying, evaluation.cpu_seconds) * len(session.clients)
+            paid = self._prices(evaluation.cohorts, evaluation.cpu_seconds)[session.cohort]
             budgets = dict(zip(evaluation.cohorts, evaluation.cpu_budgets, strict=False))
             budget = budgets.get(session.cohort, math.inf)
             closed = session.continue_training(closed, evaluation.clock, paid, budget)
@@ -158,29 +159,10 @@ class Phases:
         self._on_round(session, closed)
 
 
-def _price_per_client(paying: Sequence[Session], cpu_seconds: float) -> float:
-    """What each client of the cohorts that waited for an evaluation pays of it."""
-    return cpu_seconds / sum(len(session.clients) for session in paying)
-
-
-def sentence(evaluation: Evaluation) -> str:
-    """One line for a person."""
-    gain = evaluation.gain_per_doubling
-    rising = "" if gain is None else f", {gain:+.1f} points for twice the CPU hours"
-    return f"evaluated after {evaluation.round} rounds: {evaluation.accuracy:.2f} %{rising}: {evaluation.decision}"
-
-
-def read(folder: RunFolder) -> list[Evaluation]:
+def _read(path: Path) -> list[Evaluation]:
     """The evaluations so far; a line that a crash cut short is dropped."""
-    records.repair(folder.evaluations())
+    records.repair(path)
     try:
-        return [Evaluation(**line) for line in records.read(folder.evaluations())]
+        return [Evaluation(**line) for line in records.read(path)]
     except TypeError:  # valid JSON of a foreign shape
-        raise DamagedError(f"{folder.evaluations()} is damaged: a line is not that of an evaluation") from None
-
-
-def write(path: Path, evaluation: Evaluation) -> None:
-    """Durably: later rounds depend on it."""
-    records.append(path, vars(evaluation))
-    records.sync(path)
-    files.sync_folder(path.parent)
+        raise DamagedError(f"{path} is damaged: a line is not that of an evaluation") from None

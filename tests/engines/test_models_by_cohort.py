@@ -164,7 +164,7 @@ def test_the_joint_rule_evaluates_and_pays_for_all_models(metric: str) -> None:
         evaluating = [sum(bool(held[k]) for k in clients) for clients in ours.cohorts]
         down = sum(count * (sum(sizes) - own) for count, own in zip(evaluating, sizes, strict=True))
         assert seen.cost().bytes == sum(sizes) + down
-    assert 0 <= seen.evaluate([ours.for_cohort(cohort).start for cohort in range(3)]).accuracy <= 100
+    assert 0 <= seen.evaluate([ours.for_cohort(cohort).start for cohort in range(3)])[0] <= 100
 
 
 def test_distilling_starts_of_one_model_is_as_before() -> None:

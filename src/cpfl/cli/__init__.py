@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from cpfl.cli import cohorts, dashboard, data, deploy, machine, models, report, runs, settings, sweeps
+from cpfl.cli import data, deploy, experiment, machine, report, runs, sweeps
 from cpfl.errors import CpflError
 
 INTERRUPTED = 130
@@ -41,15 +41,15 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sweep": sweeps.sweep,
     "resume": runs.resume,
     "distill": runs.distill,
-    "list": runs.list_runs,
-    "settings": settings.settings,
-    "cohorts": cohorts.cohorts,
-    "export": models.export,
-    "predict": models.predict,
+    "list": report.list_runs,
+    "settings": experiment.settings,
+    "cohorts": experiment.cohorts,
+    "export": runs.export,
+    "predict": runs.predict,
     "doctor": machine.doctor,
     "bench": machine.bench,
     "report": report.report,
-    "dashboard": dashboard.dashboard,
+    "dashboard": report.dashboard,
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)

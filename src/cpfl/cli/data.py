@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from cpfl.cli.options import AsJson, DataFolder, ExperimentName, Settings, console, say, show_json
+from cpfl.cli.options import AsJson, DataFolder, ExperimentName, Settings, console, say, show_json, show_table
 
 app = typer.Typer(help="Data sets: list, get, check, import.", no_args_is_help=True)
 
@@ -26,16 +25,14 @@ def list_sets(data: DataFolder = None, as_json: AsJson = False) -> None:
         rows = [{key: getattr(s, key) for key in keys} for s in sets]
         show_json([row | {"path": None if row["path"] is None else str(row["path"])} for row in rows])
         return
-    table = Table()
-    for name in ("set", "what it is", "where"):
-        table.add_column(name, overflow="fold")
+    table = []
     for s in sets:
         where = str(s.path or s.format)
         if s.format == "missing":
             expected = f"expected in {roots[0] / s.name}: {s.expects}"
             where = f"missing; {f'cpfl data get {s.name}' if s.downloadable else expected}"
-        table.add_row(s.name, s.what, where)
-    console.print(table)
+        table.append((s.name, s.what, where))
+    show_table(table, ("set", "what it is", "where"))
 
 
 @app.command()

@@ -6,9 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from cpfl.cli.options import AsJson, DataFolder, Device, console, notes, say, show_json
+from cpfl.cli.options import AsJson, DataFolder, Device, notes, say, show_json, show_table
 
 if TYPE_CHECKING:
     from cpfl.diagnostics import Rate
@@ -54,15 +53,10 @@ def bench(
     if as_json:
         show_json([asdict(rate) for rate in rates])
         return
-    table = Table("engine", "arithmetic", title=f"{preset}, n = {cohorts}, on {found_device}", title_justify="left")
-    for name in ("samples/s", "against the loop", "first round after"):
-        table.add_column(name, justify="right")
+    rows = []
     for rate in rates:
-        table.add_row(
-            "plain loop" if rate.engine == "reference" else rate.engine,
-            rate.precision,
-            f"{rate.samples_per_second:,.0f}",
-            f"{rate.samples_per_second / rates[0].samples_per_second:.1f}×",
-            f"{rate.seconds_to_first_round:.1f} s",
-        )
-    console.print(table)
+        name, throughput = "plain loop" if rate.engine == "reference" else rate.engine, rate.samples_per_second
+        ratio, first = throughput / rates[0].samples_per_second, rate.seconds_to_first_round
+        rows.append((name, rate.precision, f"{throughput:,.0f}", f"{ratio:.1f}×", f"{first:.1f} s"))
+    numbers = ("samples/s", "against the loop", "first round after")
+    show_table(rows, ("engine", "arithmetic"), numbers, f"{preset}, n = {cohorts}, on {found_device}")

@@ -1,11 +1,14 @@
 """Options that several commands share, and how commands print. Imports nothing heavy: every help text needs it."""
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
 
 from cpfl.errors import SettingError
 
@@ -74,6 +77,18 @@ def notify(text: str) -> None:
 def show_json(tree: Any) -> None:
     """Print JSON, alone on standard output."""
     print(json.dumps(tree, indent=2))
+
+
+def show_table(
+    rows: Iterable[Sequence[str]], texts: Sequence[str], numbers: Sequence[str] = (), title: str = ""
+) -> None:
+    """Print a table: columns of texts on the left, and of numbers, aligned to the right."""
+    table = Table(*(Column(head, overflow="fold") for head in texts), title=title or None, title_justify="left")
+    for head in numbers:
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
 
 
 def whole_numbers(text: str, option: str) -> list[int]:

@@ -1,12 +1,52 @@
-"""The command that reports on finished runs: report."""
+"""Commands that show runs: list, report, dashboard."""
+
+from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from cpfl.cli.options import AsJson, DataFolder, Device, console, notes, show_json
+from cpfl.cli.options import AsJson, DataFolder, Device, console, notify, say, show_json
+from cpfl.errors import CpflError
+
+if TYPE_CHECKING:
+    from cpfl.dashboard.server import Server
+
+
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List the runs in a folder, finished or not, each with the students that were distilled from it later.
+
+    Example: cpfl list runs
+    """
+    from cpfl.report import tables
+
+    rows = [{**row, "distillations": _later(Path(row["path"]))} for row in tables.overview(folder)]
+    if as_json:
+        show_json(rows)
+    elif rows:
+        console.print(tables.run_list(shown for row in rows for shown in (row, *row["distillations"])))
+    else:
+        say(f"there are no runs in {folder}")
+
+
+def _later(path: Path) -> list[dict[str, Any]]:
+    """Rows for the later distillations of a run."""
+    from cpfl.runs import files
+
+    rows = []
+    for file in sorted(path.glob("distillations/*/summary.json")):
+        row = {**dict.fromkeys(("cohorts", "seed", "rounds", "hours", "student_accuracy")), "path": str(file.parent)}
+        try:
+            found = files.read_json(file)
+            row |= {key: found[key] for key in row.keys() & found.keys()}
+            rows.append({**row, "state": "distilled again"})
+        except CpflError as error:
+            rows.append({**row, "state": f"damaged: {error}"})
+    return rows
 
 
 def report(
@@ -25,31 +65,42 @@ def report(
     Example: cpfl report runs/demo --max-drop 1; cpfl report runs/demo --redistill
     """
     from cpfl.redistill import redistill as distill_again
+    from cpfl.report import writing
     from cpfl.report.advice import check_max_drop
-    from cpfl.report.writing import report as write
-    from cpfl.report.writing import runs_in
 
     check_max_drop(max_drop)
-    paths = runs_in(folders)
+    runs = writing.runs_in(folders)
     if redistill:
-        distill_again(paths, notify=lambda text: _line(notes, text), data=data, device=device)
-    page, figures, tree = write(*folders, out=out, max_drop=max_drop)
+        distill_again(runs, notify=notify, data=data, device=device)
+    page, figures, tree = writing.report(*folders, out=out, max_drop=max_drop)
     if as_json:
-        show_json(
-            {
-                "page": str(page),
-                "figures": [str(path) for path in figures],
-                "experiments": [{k: g[k] for k in ("label", "n", "sentence", "reasons")} for g in tree["groups"]],
-                "damaged": tree["damaged"],
-            }
-        )
+        groups = [{key: group[key] for key in ("label", "n", "sentence", "reasons")} for group in tree["groups"]]
+        written = {"page": str(page), "figures": [str(path) for path in figures]}
+        show_json({**written, "experiments": groups, "damaged": tree["damaged"]})
         return
     for group in tree["groups"]:
-        _line(console, (f"{group['label']}: " if len(tree["groups"]) > 1 else "") + group["sentence"])
+        say((f"{group['label']}: " if len(tree["groups"]) > 1 else "") + group["sentence"])
     for damage in tree["damaged"]:
-        _line(notes, f"damaged: {damage['path']}: {damage['reason']}")
-    _line(console, f"page:    {page}\nfigures: {page.parent / 'figures'}, {len(figures)} files")
+        notify(f"damaged: {damage['path']}: {damage['reason']}")
+    say(f"page:    {page}\nfigures: {page.parent / 'figures'}, {len(figures)} files")
 
 
-def _line(where: Console, text: str) -> None:
-    where.print(text, highlight=False, soft_wrap=True, markup=False)
+def dashboard(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs, or a run folder.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8900,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; the default answers this machine only.")
+    ] = "127.0.0.1",
+) -> None:
+    """Serve the report as a page that follows the runs while they train; Ctrl-C ends it.
+
+    Example: cpfl dashboard runs; cpfl dashboard runs/demo --port 9000
+    """
+    from cpfl.dashboard.server import is_local, serve  # Altair takes half a second to import
+
+    def ready(server: Server) -> None:
+        if not is_local(host):
+            notify(f"warning: everyone who can reach {host} can read this page; there is no password")
+        say(f"dashboard: {server.address} (Ctrl-C ends it)")
+
+    serve(folder, host, port, ready)

@@ -1,4 +1,4 @@
-"""Commands that make and list runs: run, resume, distill, list."""
+"""Commands that make runs and use their models: run, resume, distill, export, predict."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cpfl.cli import options, sweeps
-from cpfl.errors import CpflError, SettingError
+from cpfl.errors import SettingError
 
 if TYPE_CHECKING:
     from cpfl.settings import Experiment
     from cpfl.terminal import RunView
 
+DistillationName = Annotated[str, typer.Option("--distillation", help="Name of a later distillation of the run.")]
 NOTABLE = 10.0  # points by which a student may be below the ensemble before a hint is shown
 
 
@@ -120,39 +121,44 @@ def distill(
     show(summary, Path(summary.pop("path")), as_json)
 
 
-def list_runs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
+def export(
+    path: options.RunPath,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: export/ in the run folder.")] = None,
+    onnx: Annotated[bool, typer.Option(help="Also write ONNX.")] = True,
+    distillation: DistillationName = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """List the runs in a folder, finished or not, each with the students that were distilled from it later.
+    """Write the global model as safetensors and ONNX.
 
-    Example: cpfl list runs
+    Example: cpfl export DIR --out model
     """
-    from cpfl.report import tables
+    from cpfl.inference.global_model import export as write
 
-    rows = [{**row, "distillations": _later(Path(row["path"]))} for row in tables.overview(folder)]
+    written = [str(file) for file in write(path, out, distillation=distillation, onnx=onnx)]
+    if as_json:
+        options.show_json(written)
+    else:
+        options.say("\n".join(written))
+
+
+def predict(
+    path: options.RunPath,
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="A folder of images, or one image.")],
+    distillation: DistillationName = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Classify images with the global model. Images of other sizes are resized.
+
+    Example: cpfl predict DIR photos
+    """
+    from cpfl.inference.global_model import predict as classify
+
+    rows = list(classify(path, images, distillation))
     if as_json:
         options.show_json(rows)
-    elif rows:
-        options.console.print(tables.run_list(shown for row in rows for shown in (row, *row["distillations"])))
     else:
-        options.say(f"there are no runs in {folder}")
-
-
-def _later(path: Path) -> list[dict[str, Any]]:
-    """Rows for the later distillations of a run."""
-    from cpfl.runs import files
-
-    rows = []
-    for file in sorted(path.glob("distillations/*/summary.json")):
-        row = {**dict.fromkeys(("cohorts", "seed", "rounds", "hours", "student_accuracy")), "path": str(file.parent)}
-        try:
-            found = files.read_json(file)
-            row |= {key: found[key] for key in row.keys() & found.keys()}
-            rows.append({**row, "state": "distilled again"})
-        except CpflError as error:
-            rows.append({**row, "state": f"damaged: {error}"})
-    return rows
+        cells = [(row["image"], row["name"], f"{100 * row['probability']:.1f} %") for row in rows]
+        options.show_table(cells, ("image", "class"), ("probability",))
 
 
 def _view(as_json: bool, experiment: Experiment, epochs: int | None = None) -> RunView:

@@ -6,7 +6,6 @@ public-agreement   no client and no label: how often the ensembles of two halves
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,29 +26,17 @@ MAX_PUBLIC = 10_000  # public samples that are evaluated: the sampling error is 
 DIVERGED = "the ensemble's prediction is no longer a number: lower federation.lr or the server's learning rate"
 
 
-@dataclass(frozen=True)
-class Score:
-    """The result of an evaluation: accuracy (or agreement) in per cent, and a loss where there are labels."""
-
-    accuracy: float
-    loss: float | None
+Score = tuple[float, float | None]
+"""The result of an evaluation: accuracy (or agreement) in per cent, and a loss where there are labels."""
 
 
 class Evaluator:
-    """Evaluates all cohort models together."""
+    """What both metrics have in common."""
 
     def __init__(self, task: Task, settings: Distillation, device: torch.device) -> None:
         self._task, self._settings = task, settings
         models.choose_arithmetic(task.experiment.precision)  # the driver of a cluster has no engine that did
         self._precision = Precision(device, task.experiment.precision)
-
-    def evaluate(self, teachers: Sequence[State]) -> Score:
-        """Score the current models of all cohorts, in their order."""
-        raise NotImplementedError
-
-    def cost(self) -> Cost:
-        """What one evaluation costs, always the same."""
-        raise NotImplementedError
 
     def _ensemble(self, cohorts: Sequence[int]) -> Ensemble:
         return Ensemble(self._task, cohorts, self._settings, self._precision)
@@ -80,11 +67,11 @@ class EnsembleAccuracy(Evaluator):
         self._inputs = Chunks(len(rows), lambda part: data.transform(x[part]), self._precision)
 
     def evaluate(self, teachers: Sequence[State]) -> Score:
-        """On clean images, whatever the clients' rounds see."""
+        """The current models of all cohorts, in their order; on clean images, whatever the clients' rounds see."""
         targets_TC = self._targets(self._all, teachers, self._inputs)
         right = targets_TC.argmax(dim=1).eq(self._y).double().mean().item()
         log_probabilities_TC = self._all.aggregation.log_probabilities(targets_TC)
-        return Score(100 * right, functional.nll_loss(log_probabilities_TC, self._y).item())
+        return 100 * right, functional.nll_loss(log_probabilities_TC, self._y).item()
 
     def cost(self) -> Cost:
         """All models to the evaluating clients by way of the global server, and their forward passes."""
@@ -130,14 +117,14 @@ class PublicAgreement(Evaluator):
             self._targets(ensemble, (teachers[i] for i in half), self._inputs).argmax(dim=1)
             for ensemble, half in zip(self._ensembles, self._halves, strict=True)
         )
-        return Score(100 * even.eq(odd).double().mean().item(), None)
+        return 100 * even.eq(odd).double().mean().item(), None
 
     def cost(self) -> Cost:
         """Every cohort's model to the global server."""
         return server_evaluation_cost(sum(self._task.for_cohort(i).model_bytes for i in range(len(self._task.cohorts))))
 
 
-EVALUATORS: dict[str, type[Evaluator]] = {
+EVALUATORS: dict[str, type[EnsembleAccuracy] | type[PublicAgreement]] = {
     "ensemble-accuracy": EnsembleAccuracy,
     "public-agreement": PublicAgreement,
 }
