@@ -3,8 +3,9 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def run(
         chosen = experiment_file.with_settings(experiment, changes)
     else:
         chosen = experiment_file.load(experiment, settings=changes)
-    cluster, place = _hardware(engine, device, workers, cluster)
+    cluster, on_device = _hardware(engine, device, workers, cluster)
     path = Path(out) if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)
     chosen = absolute(chosen)
@@ -111,17 +112,16 @@ def run(
     callback = callback or Callback()
     task = load_task(chosen, data, model, given_arrays(train, test, public), callback.on_message)
     check_distillation(chosen.distillation, task)
-    callback.on_message(estimate(task, place))
-    # What is wrong with a cluster is found before anything is written; other engines begin to work when they are made.
-    made = create_engine(engine, task, place, callback.on_message, workers, cluster) if engine == "ray" else engine
-    try:
+    callback.on_message(estimate(task, on_device))
+    with ExitStack() as undo:
+        # What is wrong with a cluster is found before anything is written; other engines begin to work when made.
+        if engine == "ray":
+            engine = create_engine(engine, task, on_device, callback.on_message, workers, cluster)
+            undo.callback(engine.close)
         folder = RunFolder.create(path, chosen, describe(task, data))
-    except BaseException:
-        if isinstance(made, Engine):
-            made.close()
-        raise
-    making = lambda: create_engine(made, task, place, callback.on_message, workers, cluster)  # noqa: E731
-    return _execute(task, folder, making, place, callback, track, "started")
+        undo.pop_all()
+    make_engine = partial(create_engine, engine, task, on_device, callback.on_message, workers, cluster)
+    return _execute(task, folder, make_engine, on_device, callback, track, "started")
 
 
 def resume(
@@ -148,11 +148,11 @@ def resume(
     if folder.summary() is not None:
         return Run(folder.path)
     engine = engine or folder.engine() or "auto"  # the one it started with: another one differs by rounding
-    cluster, place = _hardware(engine, device, workers, cluster)
+    cluster, on_device = _hardware(engine, device, workers, cluster)
     callback = callback or Callback()
     task = reload_task(folder, data, model, given_arrays(train, test, public), callback.on_message)
-    making = lambda: create_engine(engine, task, place, callback.on_message, workers, cluster)  # noqa: E731
-    return _execute(task, folder, making, place, callback, track, "resumed")
+    make_engine = partial(create_engine, engine, task, on_device, callback.on_message, workers, cluster)
+    return _execute(task, folder, make_engine, on_device, callback, track, "resumed")
 
 
 def distill(
@@ -179,9 +179,9 @@ def distill(
     task = reload_task(folder, data, model, given, callback.on_message, changed.student, public is not None)
     check_distillation(changed, task)
     recorder = RunRecorder(folder, task.experiment, callback, folder.path / "distillations" / label)
-    place = torch_device(device)
-    outcome = method.distill(task, recorder.teachers(changed), changed, place, recorder.on_epoch)
-    summary = recorder.save(outcome, distillation=changed.model_dump(), device=place.type)
+    on_device = torch_device(device)
+    outcome = method.distill(task, recorder.teachers(changed), changed, on_device, recorder.on_epoch)
+    summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
     return {**summary, "path": str(recorder.results)}
 
 
@@ -212,16 +212,16 @@ def _hardware(
 ) -> tuple[ClusterConfig, torch.device]:
     """The cluster and the device that these arguments mean, checked."""
     cluster = resolve_cluster(cluster, device)
-    name = engine if isinstance(engine, str) else engine.name
-    if isinstance(engine, str):
-        check_engine(engine, workers, cluster)
-    return cluster, torch_device(cluster.device, name)
+    if isinstance(engine, Engine):
+        return cluster, torch_device(cluster.device, engine.name)
+    check_engine(engine, workers, cluster)
+    return cluster, torch_device(cluster.device, engine)
 
 
 def _execute(
     task: Task,
     folder: RunFolder,
-    making: Callable[[], Engine],
+    make_engine: Callable[[], Engine],
     device: torch.device,
     callback: Callback,
     track: Sequence[str],
@@ -233,8 +233,8 @@ def _execute(
     folder.lock()
     try:
         save_initial_models(folder, task)
-        engine = making()
-        engine.on_event, engine.on_load = folder.log, lambda load: _show_load(load, folder, followers)
+        engine = make_engine()
+        engine.on_event, engine.on_load = folder.log, partial(_show_load, folder, followers)
         more = {"workers_device": engine.device} if engine.name == "ray" else {}
         folder.log(event, engine=engine.name, device=str(device), **more)
         outcome = method.cpfl(task, engine, recorder, device)
@@ -247,8 +247,8 @@ def _execute(
     return Run(folder.path)
 
 
-def _show_load(load: dict[str, Any], folder: RunFolder, callback: Callback) -> None:
+def _show_load(folder: RunFolder, callback: Callback, load: dict[str, Any]) -> None:
     """The load of a cluster's workers, in a small file and for callbacks."""
     with suppress(RunFolderError):  # no run ends because a display cannot be written
-        files.write_atomic(folder.workers(), json.dumps(load).encode(), lasting=False)
+        files.write_atomic(folder.path / "workers.json", json.dumps(load).encode(), lasting=False)
     callback.on_workers(load)

@@ -43,5 +43,6 @@ class CallbackList(Callback):
 
 
 def _call_all(methods: Sequence[Callable[..., bool | None]], *arguments: Any) -> bool:
-    """Whether one of them returns True."""
-    return any([method(*arguments) for method in methods])  # a list: all of them are called
+    """Whether one of them returns True; all of them are called before."""
+    answers = [method(*arguments) for method in methods]
+    return any(answers)

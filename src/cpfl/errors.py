@@ -9,7 +9,7 @@ from typing import Any
 
 
 class CpflError(Exception):
-    """A user's mistake, told in one sentence."""
+    """A user's mistake, explained in one sentence."""
 
 
 class SettingError(CpflError):

@@ -17,7 +17,7 @@ from cpfl.distillation.ensemble import Ensemble, Precision
 from cpfl.distillation.objective import distillation_loss
 from cpfl.distillation.results import Distilled, TestSet
 from cpfl.distillation.student import EpochRecord, initial_student, train_student
-from cpfl.distillation.views import ShardJob, Shards, Views
+from cpfl.distillation.views import Views
 from cpfl.engines.base import Engine
 from cpfl.federation.session import Session
 from cpfl.phases import Phases
@@ -70,10 +70,7 @@ def distill(
         if len(teachers.cohorts) == 1:
             return test.results(ensemble.modules[0], *accuracies, epochs=[], seconds=0.0)
         student = initial_student(task, ensemble, teachers.states, settings)
-        workers = engine.helpers if engine else None
-        job = ShardJob(teachers.cohorts, ensemble.weights_NC, settings)
-        shards = Shards(workers, job, teachers.states) if workers else None
-        views = Views(task, ensemble, teachers.states, settings, shards)
+        views = Views(task, ensemble, teachers.states, settings, engine.helpers if engine else None)
         loss = distillation_loss(settings, ensemble.aggregation.probabilities)  # ‖f(x; θ_s) − z̃‖₁
         epochs = train_student(student, views, loss, settings, task, precision, test.accuracy, on_epoch)
         return test.results(student, *accuracies, epochs=epochs, seconds=time.perf_counter() - began)

@@ -45,25 +45,17 @@ class Registry(Generic[Base]):
         file may come from somebody else, so it cannot name just anything to call.
     built_in
         The classes that come with the package as "module:Class", by name.
-    args_key
-        The setting with the arguments, `key`_args unless it is given.
     """
 
-    def __init__(self, key: str, base: str, built_in: Mapping[str, str], args_key: str = "") -> None:
-        self.key, self.names, self._args_key = key, tuple(built_in), args_key or f"{key}_args"
+    def __init__(self, key: str, base: str, built_in: Mapping[str, str]) -> None:
+        self.key, self.names, self._args_key = key, tuple(built_in), f"{key}_args"
         self._base, self._built_in = base, dict(built_in)
-
-    def unknown(self, name: str) -> str:
-        """What is wrong with a name, in one sentence; empty: it is known, or names a class."""
-        if name in self._built_in or all(name.partition(":")):
-            return ""
-        hint = did_you_mean(name, self.names)
-        return f"{self.key} = {name!r} is unknown; {hint}Known: {', '.join(self.names)}, or module:Class"
 
     def check(self, name: str) -> None:
         """Refuse a name that is neither known nor a class's."""
-        if problem := self.unknown(name):
-            raise SettingError(problem)
+        if name not in self._built_in and not all(name.partition(":")):
+            known = f"Known: {', '.join(self.names)}, or module:Class"
+            raise SettingError(f"{self.key} = {name!r} is unknown; {did_you_mean(name, self.names)}{known}")
 
     def find(self, name: str) -> type[Base]:
         """The class of this name."""

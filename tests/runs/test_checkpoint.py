@@ -16,7 +16,7 @@ from cpfl import api
 from cpfl.callbacks import Callback
 from cpfl.errors import RunFolderError
 from cpfl.inference.global_model import export, predict
-from cpfl.runs import checkpoint, files, records
+from cpfl.runs import files, records, writer
 from cpfl.runs.folder import SCHEMA, RunFolder, load_state
 
 Damage = Callable[[bytes], bytes]
@@ -167,7 +167,7 @@ def test_incomplete_line_in_the_log(broken: Path) -> None:
 def test_two_checkpoints_are_kept(unbroken: Unbroken) -> None:
     for cohort in range(3):
         rounds = [int(path.stem[-6:]) for path in checkpoints(unbroken(), cohort)]
-        assert len(rounds) == checkpoint.KEPT
+        assert len(rounds) == writer.KEPT
         assert rounds[0] == rounds[1] - 1
 
 

@@ -18,7 +18,7 @@ from small_runs import Unbroken
 from cpfl import Selection
 from cpfl.devices.fleet import Fleet
 from cpfl.federation.session import ClientResult, RoundResult, Session
-from cpfl.runs import checkpoint
+from cpfl.runs import writer
 from cpfl.settings import Experiment
 
 CASES: dict[str, dict[str, Any]] = {
@@ -103,7 +103,7 @@ def close(one: Session) -> list[int]:
 def test_later_rounds_do_not_change_a_checkpoint() -> None:
     one = mutable_session()
     close(one)
-    made = checkpoint.capture(one, 0.0)
+    made = writer.capture(one, 0.0)
     text = json.dumps(made.numbers)
     close(one)
     assert json.dumps(made.numbers) == text

@@ -23,7 +23,7 @@ from cpfl import api
 from cpfl.devices.fleet import Fleet
 from cpfl.errors import RunFolderError
 from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
-from cpfl.runs import checkpoint, files, records, writer
+from cpfl.runs import files, records, writer
 from cpfl.runs.folder import FOLDERS, RunFolder
 from cpfl.runs.writer import RunWriter
 from cpfl.settings import Experiment
@@ -92,13 +92,13 @@ def test_closed_rounds_get_into_a_checkpoint_soon(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_made_in_every_interval(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that advances a second per round."""
-    one, made, capture = session(max_rounds=1000), [], checkpoint.capture
+    one, made, capture = session(max_rounds=1000), [], writer.capture
 
-    def counted(session: Session, seconds: float) -> checkpoint.Checkpoint:
+    def counted(session: Session, seconds: float) -> writer.Checkpoint:
         made.append(session.round)
         return capture(session, seconds)
 
-    monkeypatch.setattr(checkpoint, "capture", counted)
+    monkeypatch.setattr(writer, "capture", counted)
     monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: float(one.round)))
     with RunWriter(folder, 5.0) as run_writer:
         for _ in range(30):
@@ -122,10 +122,10 @@ def test_rounds_are_on_disk_in_their_order(folder: RunFolder, monkeypatch: pytes
                 time.sleep(0.001)  # so that the writer writes several times
     assert len(records.read(folder.rounds(0))) == 400
     again = session(max_rounds=400, snapshots="7 rounds", stopping={"patience": 1000})
-    assert checkpoint.restore(folder, again).damaged == []
+    assert writer.restore(folder, again).damaged == []
     assert again.state()[1] == one.state()[1]
     assert torch.equal(again.model["w"], one.model["w"])
-    assert len(list(folder.path.glob("checkpoints/*"))) == checkpoint.KEPT
+    assert len(list(folder.path.glob("checkpoints/*"))) == writer.KEPT
 
 
 def write_on(folder: RunFolder, one: Session) -> None:

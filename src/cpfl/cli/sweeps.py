@@ -77,12 +77,12 @@ def run_sweep(
     for run in runs:
         varied = view.grid.varied(run.path.name)
         all_rows.append({**run.summary, "path": str(run.path)} | ({"settings": varied} if varied else {}))
-        groups.setdefault(_group(varied), []).append(all_rows[-1])
+        groups.setdefault(", ".join(f"{key} = {value}" for key, value in varied.items()), []).append(all_rows[-1])
     if as_json:
         by_cohorts = [
-            {**row, **({"settings": group[0]["settings"]} if "settings" in group[0] else {})}
-            for group in groups.values()
-            for row in tables.by_cohorts(group)
+            row | {key: rows[0][key] for key in rows[0].keys() & {"settings"}}
+            for rows in groups.values()
+            for row in tables.by_cohorts(rows)
         ]
         failed = [{"path": str(path), "error": sentence(error)} for path, error in view.failures]
         options.show_json({"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": str(folder)})
@@ -100,10 +100,6 @@ def run_sweep(
                 options.notify("".join(traceback.format_exception(failure)))
             options.notify(f"cpfl: {path.name}: {sentence(failure)}")
         raise typer.Exit(1)
-
-
-def _group(varied: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in varied.items())
 
 
 def _draw(grid: SweepGrid, groups: Mapping[str, list[dict[str, Any]]], folder: Path) -> list[Path]:

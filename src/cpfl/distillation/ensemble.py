@@ -110,7 +110,7 @@ class Ensemble:
         precision: Precision,
         weights_NC: NDArray[np.float64] | None = None,  # if they are known already
     ) -> None:
-        self.precision, self.aggregation = precision, teacher_aggregation(settings)
+        self.cohorts, self.precision, self.aggregation = cohorts, precision, teacher_aggregation(settings)
         self.weights_NC = teacher_weights(settings, task.label_counts, cohorts) if weights_NC is None else weights_NC
         self.modules: list[nn.Module] = []
         built: dict[int, nn.Module] = {}  # cohorts that train the same model share one module

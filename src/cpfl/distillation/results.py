@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl import models
@@ -63,7 +62,9 @@ class TestSet:
     ) -> Distilled:
         """Everything that is measured of the global model."""
         correct = logits_of(student, self._inputs).argmax(dim=1).eq(self._y).cpu().numpy()
-        by_class = _by_class(correct, self._y.cpu().numpy(), self._task.data.classes)
+        y, classes = self._y.cpu().numpy(), self._task.data.classes
+        held, right = np.bincount(y, minlength=classes), np.bincount(y, weights=correct, minlength=classes)
+        by_class = [100 * float(r / h) if h else None for r, h in zip(right, held, strict=True)]
         accuracy = 100 * float(correct.mean())
         return Distilled(
             student={name: value.contiguous() for name, value in models.state_of(student).items()},
@@ -80,12 +81,6 @@ class TestSet:
 def per_cent(scores_TC: Tensor, y_T: Tensor) -> float:
     """Accuracy of the highest score."""
     return 100 * scores_TC.argmax(dim=1).eq(y_T).double().mean().item()
-
-
-def _by_class(correct: NDArray[np.bool_], y: NDArray[np.int64], classes: int) -> list[float | None]:
-    held = np.bincount(y, minlength=classes)
-    right = np.bincount(y, weights=correct, minlength=classes)
-    return [100 * float(r / h) if h else None for r, h in zip(right, held, strict=True)]
 
 
 def _by_client(

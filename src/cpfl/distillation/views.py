@@ -33,9 +33,10 @@ class Views:
         ensemble: Ensemble,
         teachers: TeacherStates,
         settings: Distillation,
-        shards: "Shards | None" = None,  # the workers that compute the targets, if there are any
+        workers: Engine | None = None,  # an engine whose workers compute the targets, in shards as the paper proposes
     ) -> None:
-        self._data, self._seed, self._settings, self._shards = task.data, task.experiment.seed, settings, shards
+        self._data, self._seed, self._settings, self._workers = task.data, task.experiment.seed, settings, workers
+        self._shared = workers.share(map(models.to_arrays, teachers())) if workers else []
         self._ensemble, self._teachers, self._device = ensemble, teachers, ensemble.precision.device
         self._augment = augmentation(settings, task.experiment.data.augment)
         self._views = labelled_views(settings, task.experiment.data.augment)
@@ -80,13 +81,19 @@ class Views:
         return self._ensemble(self._teachers(), *chunks)
 
     def _targets_of(self, view: int) -> Tensor:
-        count = len(self._x)
-        found = self.targets(view, 0, count) if self._shards is None else self._shards(view, count, self._device)
+        found = self._from_workers(view, self._workers) if self._workers else self.targets(view, 0, len(self._x))
         if not (self._ensemble.aggregation.probabilities and self._settings.target_entropy):
             return found
         if self._temperature is None:  # one for all views
             self._temperature = fitting_temperature(found, self._settings.target_entropy)
         return sharpened(found, self._temperature)
+
+    def _from_workers(self, view: int, workers: Engine) -> Tensor:
+        count, unit = len(self._x), workers.width * SHARD_UNIT
+        size = -(-count // unit) * SHARD_UNIT  # shards of about equal size, each of whole forward passes
+        pieces = [(view, first, min(first + size, count)) for first in range(0, count, size)]
+        job = ShardJob(self._ensemble.cohorts, self._ensemble.weights_NC, self._settings)
+        return torch.from_numpy(np.concatenate(workers.spread(job, self._shared, pieces))).to(self._device)
 
     def _inputs(self, rows: Tensor | slice, plan: Tensor | None, mix: Tensor | None) -> Tensor:
         inputs = self._data.public_transform(self._x[rows], None if plan is None else plan[rows])
@@ -131,25 +138,6 @@ class ShardJob:
         ensemble = Ensemble(task, self.cohorts, self.settings, precision, self.weights_NC)
         views = Views(task, ensemble, lambda: map(models.from_arrays, shared()), self.settings)
         return views.targets(*piece).cpu().numpy()
-
-
-class Shards:
-    """Targets of whole views, computed by an engine's workers: the public set in shards, as the paper proposes."""
-
-    def __init__(self, engine: Engine, job: ShardJob, teachers: TeacherStates) -> None:
-        self._engine, self._job = engine, job
-        self._shared = engine.share(map(models.to_arrays, teachers()))
-
-    def __call__(self, view: int, count: int, device: torch.device) -> Tensor:
-        """The targets of the first `count` samples."""
-        pieces = [(view, first, last) for first, last in shard_bounds(count, self._engine.width)]
-        return torch.from_numpy(np.concatenate(self._engine.spread(self._job, self._shared, pieces))).to(device)
-
-
-def shard_bounds(count: int, parts: int) -> list[tuple[int, int]]:
-    """At most so many shards of about equal size, each of whole forward passes."""
-    size = -(-count // (parts * SHARD_UNIT)) * SHARD_UNIT
-    return [(first, min(first + size, count)) for first in range(0, count, size)]
 
 
 def labelled_views(settings: Distillation, of_training: str) -> int:

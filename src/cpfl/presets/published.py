@@ -87,7 +87,7 @@ def differences(experiment: Experiment) -> list[str]:
         preset = effects.flat(_preset(experiment.name))
         usual |= {key: preset[key] for key in joint}
         whose |= dict.fromkeys(joint, f"preset {experiment.name}: ")
-    compared = [key for key in usual if key not in _FREE and effects.has_effect(experiment, key)]
+    compared = [key for key in usual if key not in _FREE and not effects.unmet(experiment, key)]
     other = [key for key in compared if here[key] != usual[key]]
     if "data.public" in other:  # how another set is read depends on the set
         other = [key for key in other if not key.startswith("data.public_")]

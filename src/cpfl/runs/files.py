@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +67,8 @@ def sync_folder(path: Path) -> None:
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     """A JSON file, whole or absent; written in pieces, since the cohorts of millions of clients are long."""
-    pieces = json.JSONEncoder(indent=2, allow_nan=False, default=_listed).iterencode(tree)
+    pieces = json.JSONEncoder(indent=2, allow_nan=False, default=list).iterencode(tree)
     write_atomic(path, map(str.encode, itertools.chain(pieces, "\n")))
-
-
-def _listed(value: object) -> list[Any]:
-    """Anything that reads like a list."""
-    if isinstance(value, Sequence):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -31,14 +31,7 @@ from cpfl.settings import Experiment, experiment_file
 
 SCHEMA = 2
 READERS = {1: "0.1"}  # versions of cpfl that read older schemas
-ABOUT = (
-    "cohorts",
-    "model_bytes",
-    "fingerprint",
-    "shape",
-    "classes",
-    "data_folder",
-)  # keys that every run.json has
+ABOUT = ("cohorts", "model_bytes", "fingerprint", "shape", "classes", "data_folder")  # keys that every run.json has
 FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
 
 _LOCKS: set[int] = set()  # handles of folders that this process trains into
@@ -95,14 +88,14 @@ class RunFolder:
         if not (path / "run.json").is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no run.json")
         folder = cls(path)
-        schema = folder.about().get("schema")
+        about = folder.about()
+        schema = about.get("schema")
         if not isinstance(schema, int):
             raise RunFolderError(f"{path / 'run.json'} is damaged: it names no schema")
         if schema != SCHEMA:
             reader = f"install cpfl {READERS[schema]} to read it" if schema in READERS else "a newer cpfl wrote it"
             raise RunFolderError(f"{path} has schema {schema}; this version of cpfl reads schema {SCHEMA}: {reader}")
-        lacking = [key for key in ABOUT if key not in folder.about()]
-        if lacking:
+        if lacking := [key for key in ABOUT if key not in about]:
             raise RunFolderError(f"{path / 'run.json'} is damaged: it lacks {', '.join(lacking)}")
         return folder
 
@@ -148,10 +141,6 @@ class RunFolder:
     def rounds(self, cohort: int) -> Path:
         """A cohort's records."""
         return self.path / "rounds" / f"cohort-{cohort:04d}.jsonl"
-
-    def workers(self) -> Path:
-        """The load of a cluster's workers."""
-        return self.path / "workers.json"
 
     def evaluations(self) -> Path:
         """Evaluations of the ensemble of all cohorts, phase after phase."""

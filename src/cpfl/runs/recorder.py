@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from cpfl.callbacks import Callback
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.runs import checkpoint, files, records
+from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.teachers import Teachers, select_teachers
-from cpfl.runs.writer import RunWriter
+from cpfl.runs.writer import RunWriter, restore
 from cpfl.settings import Distillation, Experiment
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class RunRecorder:
     ) -> None:
         self.folder, self.callback, self._experiment = folder, callback, experiment
         self.results = results or folder.path
-        self._training: dict[str, float] = {}  # seconds of all sittings of the run, and samples trained on
+        self._training: dict[str, float] = {}  # seconds, also before resumes, and samples trained on
         self._teachers: Teachers | None = None
         self._distilling_since = 0.0
 
@@ -59,7 +59,7 @@ class RunRecorder:
         """The seconds of training until the newest checkpoint."""
         spent, again = 0.0, list[dict[str, int]]()
         for session in sessions:
-            restored = checkpoint.restore(self.folder, session)
+            restored = restore(self.folder, session)
             spent = max(spent, restored.wall_seconds)
             for damage in restored.damaged:
                 self.callback.on_message(f"{damage}; continuing from round {session.round}")
@@ -79,9 +79,8 @@ class RunRecorder:
         self._distilling_since = time.perf_counter()
         self._teachers = chosen = select_teachers(self.folder, settings, sessions)
         if chosen.untrained:
-            self.callback.on_message(
-                f"no cohort has a snapshot before {chosen.hours:.2f} h: these teachers are untrained"
-            )
+            moment = f"{chosen.hours:.2f} h"
+            self.callback.on_message(f"no cohort has a snapshot before {moment}: these teachers are untrained")
         (self.results / "summary.json").unlink(missing_ok=True)  # it must never describe another model
         with files.explained(self.results):
             (self.results / "models").mkdir(parents=True, exist_ok=True)

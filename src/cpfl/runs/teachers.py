@@ -65,8 +65,7 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
         cohorts=list(chosen),
         sources=list(chosen.values()),
         hours=moment / 3600,
-        untrained=all(source == folder.start(cohort) for cohort, source in chosen.items() if isinstance(source, Path))
-        and all(isinstance(source, Path) for source in chosen.values()),
+        untrained=all(source == folder.start(cohort) for cohort, source in chosen.items()),
         costs={
             "hours": moment / 3600,
             "cpu_hours": math.fsum(r["cpu_seconds"] for r in [*spent, *evaluated]) / 3600,

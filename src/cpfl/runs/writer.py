@@ -1,4 +1,4 @@
-"""Writes a run while it trains: records, snapshots, teachers, checkpoints.
+"""Writes a run while it trains: records, snapshots, teachers, checkpoints. Restores a session from a checkpoint.
 
 The training thread only hands over the results of a round; another thread writes them, several rounds at a time, so
 that training never waits for a disk. A kill costs nothing more: resume truncates the records to the last checkpoint
@@ -10,18 +10,40 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+from cpfl.errors import DamagedError
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.models import State
-from cpfl.runs import checkpoint, files, records
-from cpfl.runs.checkpoint import Checkpoint
+from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 
+KEPT = 2  # checkpoints of a cohort: the newest may be damaged
 PAUSE = 0.25  # seconds between writes: readers are at most so far behind
 MAX_QUEUED = 256  # models that may wait for a slow disk before training does: they hold memory
 RARE = ("excluded", "repeats", "stale", "wasted_cpu_seconds", "wasted_bytes")  # left out of records where they are 0
+
+StoredModel = tuple[Path, State, Mapping[str, Any]]
+"""The file of a model, the model, and the numbers that are stored with it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A session's state after a round, in host memory; later rounds do not change it."""
+
+    cohort: int
+    tensors: State
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was found beside the session: real seconds of training so far, damaged checkpoints, and rounds that were
+    recorded after the checkpoint and are run again."""
+
+    wall_seconds: float
+    damaged: list[str]
+    again: int
 
 
 @dataclass(frozen=True)
@@ -30,7 +52,7 @@ class _Round:
 
     cohort: int
     record: Mapping[str, Any]
-    models: Sequence[tuple[Path, State, Mapping[str, Any]]]
+    models: Sequence[StoredModel]
     checkpoint: Checkpoint | None
 
 
@@ -38,7 +60,7 @@ class RunWriter:
     """Takes every closed round; after a kill, resume continues from what it wrote."""
 
     def __init__(self, folder: RunFolder, seconds: float, spent: float = 0.0) -> None:
-        """A checkpoint every so many `seconds`; `spent` is the training time of earlier sittings of the run."""
+        """A checkpoint every so many `seconds`; `spent` is the training time before this resume."""
         self._folder, self._seconds = folder, seconds
         self._began = time.monotonic() - spent
         self._saved: dict[int, float] = {}
@@ -52,9 +74,7 @@ class RunWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             self.close()
         except Exception:
@@ -65,12 +85,10 @@ class RunWriter:
         """Take the results of this round; errors in writing earlier rounds are raised here."""
         now = time.monotonic()
         due = now - self._saved.setdefault(session.cohort, now if self._seconds else 0.0) >= self._seconds
-        models: list[tuple[Path, State, Mapping[str, Any]]] = []
-        if closed.snapshots or session.stopped:
-            models = self._models_of(session, closed)
+        models = self._models_of(session, closed)
         state = None
         if due or session.stopped:
-            state = checkpoint.capture(session, now - self._began)
+            state = capture(session, now - self._began)
             self._saved[session.cohort] = now
         record = {key: value for key, value in vars(closed.record).items() if value or key not in RARE}
         item = _Round(session.cohort, record, models, state)
@@ -96,8 +114,8 @@ class RunWriter:
         if self._error is not None:
             raise self._error
 
-    def _models_of(self, session: Session, closed: ClosedRound) -> list[tuple[Path, State, Mapping[str, Any]]]:
-        models: list[tuple[Path, State, Mapping[str, Any]]] = []
+    def _models_of(self, session: Session, closed: ClosedRound) -> list[StoredModel]:
+        models: list[StoredModel] = []
         for snapshot in closed.snapshots:
             path = self._folder.snapshot(snapshot.cohort, snapshot.round)
             models.append((path, files.on_host(snapshot.model), {"round": snapshot.round, "clock": snapshot.clock}))
@@ -139,4 +157,49 @@ class RunWriter:
             states = [(item.checkpoint, size) for item, size in zip(group, sizes, strict=True) if item.checkpoint]
             checkpoints += states[-1:]  # of several, the newest
         if checkpoints:
-            checkpoint.save(self._folder, checkpoints)
+            save_checkpoints(self._folder, checkpoints)
+
+
+def capture(session: Session, wall_seconds: float) -> Checkpoint:
+    """The session's state now, so many real seconds after training began."""
+    states, numbers = session.state()
+    tensors = {f"{kind}/{name}": value for kind, state in states.items() for name, value in state.items()}
+    return Checkpoint(session.cohort, files.on_host(tensors), {**numbers, "wall_seconds": round(wall_seconds, 3)})
+
+
+def save_checkpoints(folder: RunFolder, checkpoints: Sequence[tuple[Checkpoint, int]]) -> None:
+    """Write states of different cohorts, each with the size of its records; those before them stay, older ones go."""
+    for state, _ in checkpoints:
+        records.sync(folder.rounds(state.cohort))
+    for state, size in checkpoints:
+        path = folder.path / "checkpoints" / f"cohort-{state.cohort:04d}-round-{state.numbers['round']:06d}.safetensors"
+        files.save_tensors(path, state.tensors, {**state.numbers, "records_size": size}, lasting=False)
+    files.sync_folder(folder.path / "checkpoints")  # once for all of them
+    there: dict[str, list[Path]] = {}
+    for path in sorted((folder.path / "checkpoints").glob("cohort-*.safetensors"), reverse=True):
+        there.setdefault(path.name.partition("-round-")[0], []).append(path)
+    for state, _ in checkpoints:
+        for old in there.get(f"cohort-{state.cohort:04d}", [])[KEPT:]:
+            old.unlink(missing_ok=True)
+
+
+def restore(folder: RunFolder, session: Session) -> Restored:
+    """Bring a new session to its newest sound checkpoint, or leave it at the start."""
+    damaged = []
+    pattern = f"cohort-{session.cohort:04d}-round-*.safetensors"
+    for path in sorted((folder.path / "checkpoints").glob(pattern), reverse=True):
+        try:
+            tensors, numbers = files.load_tensors(path)
+            records.check(folder.rounds(session.cohort), numbers["records_size"], numbers["round"])
+        except DamagedError as error:
+            damaged.append(str(error))
+            path.unlink(missing_ok=True)  # or it would be taken for the newest again
+            continue
+        states: dict[str, dict[str, object]] = {}
+        for name, value in tensors.items():
+            kind, _, key = name.partition("/")
+            states.setdefault(kind, {})[key] = value
+        session.restore(states, numbers)  # type: ignore[arg-type]
+        again = records.truncate(folder.rounds(session.cohort), numbers["records_size"])
+        return Restored(numbers["wall_seconds"], damaged, again)
+    return Restored(0.0, damaged, records.truncate(folder.rounds(session.cohort), 0))

@@ -15,7 +15,7 @@ def check(experiments: Collection[Experiment], keys: Iterable[str], replaced: Co
     A key whose effect was lost by what was `replaced` on top of it is not the user's mistake.
     """
     for key in keys:
-        needs = [_unmet(experiment, key) for experiment in experiments]
+        needs = [unmet(experiment, key) for experiment in experiments]
         if needs and all(needs) and (key in replaced or not any(word in replaced for word in needs[0].split())):
             raise SettingError(f"{key} has no effect here: it needs {needs[0]}")
 
@@ -42,11 +42,6 @@ def flat(experiment: Experiment) -> dict[str, Any]:
     return found
 
 
-def has_effect(experiment: Experiment, key: str) -> bool:
-    """Whether a setting has an effect under the others."""
-    return not _unmet(experiment, key)
-
-
 def conditions(key: str) -> Iterator[str]:
     """The conditions under which a setting has an effect, their keys written out."""
     section, *leaf = key.split(".")[:2]
@@ -58,7 +53,7 @@ def conditions(key: str) -> Iterator[str]:
                 yield " or ".join(part if "." in part.split(" ")[0] else own + part for part in condition.split(" or "))
 
 
-def _unmet(experiment: Experiment, key: str) -> str:
+def unmet(experiment: Experiment, key: str) -> str:
     """The first condition of a setting that does not hold; empty: it has an effect."""
     for condition in conditions(key):
         if not any(_holds(experiment, part) for part in condition.split(" or ")):

@@ -3,6 +3,7 @@
 The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`. `cpfl settings` lists them.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
@@ -64,7 +65,7 @@ class Experiment(Section):
     def _check(self) -> Self:
         if self.snapshots:
             interval(self.snapshots)
-        if conflict := _sections(self) or _joint(self):
+        if conflict := next(_conflicts(self), ""):
             raise ValueError(conflict)
         return self
 
@@ -103,29 +104,22 @@ def _sentence(error: ValidationError) -> str:
     return f"{key} = {first['input']!r} is not allowed: {message[0].lower()}{message[1:]}"
 
 
-def _sections(experiment: Experiment) -> str:
-    """The first conflict between sections, in one sentence; empty: there is none."""
-    cohorts, clients = experiment.cohorts, experiment.clients
+def _conflicts(experiment: Experiment) -> Iterator[str]:
+    """Settings of different sections that do not fit together, each conflict in one sentence."""
+    cohorts, clients, stopping = experiment.cohorts, experiment.clients, experiment.stopping
     if cohorts > clients:
-        return f"cohorts = {cohorts} is more than clients = {clients}: 1 to {clients}"
+        yield f"cohorts = {cohorts} is more than clients = {clients}: 1 to {clients}"
     if experiment.model.by_cohort and experiment.distillation.student_init == "mean":
-        return 'distillation.student_init = "mean" needs one model for all cohorts: model.by_cohort must be empty'
+        yield 'distillation.student_init = "mean" needs one model for all cohorts: model.by_cohort must be empty'
     for cohort in experiment.model.by_cohort:
         if not (cohort.isascii() and cohort.isdigit() and str(int(cohort)) == cohort and int(cohort) < cohorts):
-            return f"model.by_cohort names cohort {cohort!r}: cohorts are 0 to {cohorts - 1}"
+            yield f"model.by_cohort names cohort {cohort!r}: cohorts are 0 to {cohorts - 1}"
     if experiment.federation.selection == "refl" and experiment.devices.availability == "always":
-        return 'federation.selection = "refl" needs clients that are not always available: set devices.availability'
-    return ""
-
-
-def _joint(experiment: Experiment) -> str:
-    stopping = experiment.stopping
-    if stopping.rule != "joint":
-        return ""
-    if experiment.federation.buffer_size:
-        return 'federation.buffer_size replaces rounds, and stopping.rule = "joint" waits after rounds'
-    if stopping.metric == "public-agreement" and experiment.cohorts < 2:
-        return 'stopping.metric = "public-agreement" compares two halves of the cohorts: cohorts must be 2 or more'
-    if stopping.metric == "ensemble-accuracy" and not experiment.data.validation:
-        return 'stopping.metric = "ensemble-accuracy" needs validation samples: data.validation must be above 0'
-    return ""
+        yield 'federation.selection = "refl" needs clients that are not always available: set devices.availability'
+    if stopping.rule == "joint":
+        if experiment.federation.buffer_size:
+            yield 'federation.buffer_size replaces rounds, and stopping.rule = "joint" waits after rounds'
+        if stopping.metric == "public-agreement" and cohorts < 2:
+            yield 'stopping.metric = "public-agreement" compares two halves of the cohorts: cohorts must be 2 or more'
+        if stopping.metric == "ensemble-accuracy" and not experiment.data.validation:
+            yield 'stopping.metric = "ensemble-accuracy" needs validation samples: data.validation must be above 0'

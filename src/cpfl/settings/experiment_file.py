@@ -125,7 +125,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _pruned(experiment: Experiment) -> Experiment:
     """The same experiment, with settings that have no effect back at their defaults."""
-    idle = [key for key in effects.given(experiment) if not effects.has_effect(experiment, key)]
+    idle = [key for key in effects.given(experiment) if effects.unmet(experiment, key)]
     if not idle:
         return experiment
     tree = experiment.model_dump(mode="json", exclude_unset=True)

@@ -1,5 +1,6 @@
 """[federation]: what happens inside a cohort's round, and which of its settings fit together."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -78,7 +79,7 @@ class Federation(Section):
         SELECTIONS.check(self.selection)
         if self.lr_schedule != "constant" and not self.lr_schedule_args.get("rounds"):
             raise ValueError(f"lr_schedule = {self.lr_schedule!r} needs lr_schedule_args.rounds, at least 1")
-        if conflict := _optimizers(self) or _rounds(self) or _buffered(self) or _stale(self):
+        if conflict := next(_conflicts(self), ""):
             raise ValueError(conflict)
         return self
 
@@ -90,54 +91,40 @@ class Federation(Section):
         return "buffer_size" if self.buffer_size else ""
 
 
-def _optimizers(settings: Federation) -> str:
-    """The first conflict between client and server optimizers, in one sentence; empty: there is none."""
-    client, server = settings.client, settings.server
+def _conflicts(settings: Federation) -> Iterator[str]:
+    """Settings that do not fit together, each conflict in one sentence."""
+    client, server, ages = settings.client, settings.server, settings.mixes_ages
     if client in ("adam", "adamw") and settings.momentum:
-        return f"client = {client!r} has a momentum of its own, client_args.beta1: momentum must be 0"
+        yield f"client = {client!r} has a momentum of its own, client_args.beta1: momentum must be 0"
     if client == "scaffold" and settings.momentum:
-        return 'client = "scaffold" takes the path of plain SGD for the mean gradient: momentum must be 0'
+        yield 'client = "scaffold" takes the path of plain SGD for the mean gradient: momentum must be 0'
     if client == "scaffold" and server in ROBUST:
-        return f'client = "scaffold" corrects towards the mean of its clients: server = {server!r} takes another model'
+        yield f'client = "scaffold" corrects towards the mean of its clients: server = {server!r} takes another model'
     if client == "feddyn" and server != "mean":
-        return 'client = "feddyn" has a server step of its own: server must be "mean"'
+        yield 'client = "feddyn" has a server step of its own: server must be "mean"'
     if client == "feddyn" and settings.max_update_norm:
-        return 'client = "feddyn" corrects the plain mean of the models: max_update_norm must be 0'
+        yield 'client = "feddyn" corrects the plain mean of the models: max_update_norm must be 0'
     if server == "fednova" and (client != "sgd" or settings.client_args.get("nesterov")):
-        return 'server = "fednova" counts what each step of plain SGD adds: client must be "sgd", without nesterov'
+        yield 'server = "fednova" counts what each step of plain SGD adds: client must be "sgd", without nesterov'
     if server in ROBUST and settings.weights != "equal":
-        return f'server = {server!r} gives all clients the same weight: weights must be "equal"'
-    return ""
-
-
-def _rounds(settings: Federation) -> str:
+        yield f'server = {server!r} gives all clients the same weight: weights must be "equal"'
     everybody = settings.participation == 1 and not settings.participants
     if settings.selection == "all" and not everybody:
-        return 'selection = "all" takes all available clients: leave out participation and participants'
+        yield 'selection = "all" takes all available clients: leave out participation and participants'
     if settings.over_selection and everybody:
-        return "over_selection selects more clients than needed: lower participation, or set participants"
+        yield "over_selection selects more clients than needed: lower participation, or set participants"
     if settings.straggler_policy == "partial" and not settings.deadline:
-        return 'straggler_policy = "partial" needs a deadline, in virtual seconds'
+        yield 'straggler_policy = "partial" needs a deadline, in virtual seconds'
     if settings.straggler_policy == "stale" and not (settings.deadline or settings.over_selection):
-        return 'straggler_policy = "stale" needs a deadline or over_selection: nobody is late without'
+        yield 'straggler_policy = "stale" needs a deadline or over_selection: nobody is late without'
     if settings.concurrency and not settings.buffer_size:
-        return "concurrency goes with buffer_size: set buffer_size, or leave it out"
-    return ""
-
-
-def _buffered(settings: Federation) -> str:
+        yield "concurrency goes with buffer_size: set buffer_size, or leave it out"
     plain = {"over_selection": 0, "deadline": 0, "straggler_policy": "drop", "min_results": 1, "selection": "random"}
     for key, default in plain.items():
         if settings.buffer_size and getattr(settings, key) != default:
-            return f"buffer_size replaces rounds, so {key} = {getattr(settings, key)!r} has no effect: leave it out"
-    return ""
-
-
-def _stale(settings: Federation) -> str:
-    """Updates of different age are damped before a server optimizer sees them, so some have no meaning there."""
-    kind = settings.mixes_ages
-    if kind and settings.client in ("scaffold", "feddyn"):
-        return f"client = {settings.client!r} needs clients that start from the same model: it does not go with {kind}"
-    if kind and settings.server in (*ROBUST, "fednova"):
-        return f"server = {settings.server!r} weighs whole updates of one round: it does not go with {kind}"
-    return ""
+            yield f"buffer_size replaces rounds, so {key} = {getattr(settings, key)!r} has no effect: leave it out"
+    # Updates of different age are damped before a server optimizer sees them, so some have no meaning there.
+    if ages and client in ("scaffold", "feddyn"):
+        yield f"client = {client!r} needs clients that start from the same model: it does not go with {ages}"
+    if ages and server in (*ROBUST, "fednova"):
+        yield f"server = {server!r} weighs whole updates of one round: it does not go with {ages}"

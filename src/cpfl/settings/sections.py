@@ -58,7 +58,7 @@ class Data(Section):
     public_fit: Literal["exact", "crop", "resize"] = "exact"
     """How public images get the training images' size; "exact": they must have it."""
     train_limit: OptionalCount = 0
-    """Use only the first so many training samples, for a quick look; 0: all."""
+    """Use only the first so many training samples, for a quick test; 0: all."""
     public_limit: OptionalCount = 0
     """Use only the first so many public samples; 0: all."""
     classes: OptionalCount = 0
