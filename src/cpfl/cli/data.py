@@ -22,8 +22,7 @@ def list_sets(data: DataFolder = None, as_json: AsJson = False) -> None:
     sets = [sources.describe(name, roots) for name in sources.available(roots)]
     if as_json:
         keys = ("name", "what", "format", "path", "expects", "downloadable")
-        rows = [{key: getattr(s, key) for key in keys} for s in sets]
-        show_json([row | {"path": None if row["path"] is None else str(row["path"])} for row in rows])
+        show_json([{key: getattr(s, key) for key in keys} for s in sets])
         return
     table = []
     for s in sets:

@@ -54,8 +54,8 @@ def local(
     words = settings or []
     if any(" " in word for word in words):
         raise CpflError("--set takes no spaces here: Flower passes settings on as words")
-    chosen = experiment_file.with_settings(experiment_file.load("digits"), {"clients": nodes, "cohorts": cohorts})
-    path = out or api.RUNS / api.new_name(experiment_file.with_settings(chosen, {"name": "fleet"}))
+    named = {"name": "fleet", "clients": nodes, "cohorts": cohorts}
+    path = out or api.RUNS / api.new_name(experiment_file.load("digits", settings=named))
     RunFolder.check_free(path)
 
     show_message = notify if as_json else say

@@ -75,8 +75,8 @@ def notify(text: str) -> None:
 
 
 def show_json(tree: Any) -> None:
-    """Print JSON, alone on standard output."""
-    print(json.dumps(tree, indent=2))
+    """Print JSON, alone on standard output; paths become texts."""
+    print(json.dumps(tree, indent=2, default=str))
 
 
 def show_table(

@@ -75,8 +75,7 @@ def report(
     page, figures, tree = writing.report(*folders, out=out, max_drop=max_drop)
     if as_json:
         groups = [{key: group[key] for key in ("label", "n", "sentence", "reasons")} for group in tree["groups"]]
-        written = {"page": str(page), "figures": [str(path) for path in figures]}
-        show_json({**written, "experiments": groups, "damaged": tree["damaged"]})
+        show_json({"page": page, "figures": figures, "experiments": groups, "damaged": tree["damaged"]})
         return
     for group in tree["groups"]:
         say((f"{group['label']}: " if len(tree["groups"]) > 1 else "") + group["sentence"])

@@ -134,11 +134,11 @@ def export(
     """
     from cpfl.inference.global_model import export as write
 
-    written = [str(file) for file in write(path, out, distillation=distillation, onnx=onnx)]
+    written = write(path, out, distillation=distillation, onnx=onnx)
     if as_json:
         options.show_json(written)
     else:
-        options.say("\n".join(written))
+        options.say("\n".join(map(str, written)))
 
 
 def predict(
@@ -170,7 +170,7 @@ def _view(as_json: bool, experiment: Experiment, epochs: int | None = None) -> R
 def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
     """Print a run's summary as text or JSON."""
     if as_json:
-        options.show_json({**summary, "path": str(path)})
+        options.show_json({**summary, "path": path})
         return
     several = len(summary["teachers"]) > 1
     teachers = f"{summary['teacher_accuracy_mean']:.2f} ± {summary['teacher_accuracy_std']:.2f} %"

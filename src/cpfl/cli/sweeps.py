@@ -84,8 +84,8 @@ def run_sweep(
             for rows in groups.values()
             for row in tables.by_cohorts(rows)
         ]
-        failed = [{"path": str(path), "error": sentence(error)} for path, error in view.failures]
-        options.show_json({"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": str(folder)})
+        failed = [{"path": path, "error": sentence(error)} for path, error in view.failures]
+        options.show_json({"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": folder})
     else:
         for group, rows in groups.items():
             table = tables.trade_off(rows, options.console.width)

@@ -33,13 +33,10 @@ Score = tuple[float, float | None]
 class Evaluator:
     """What both metrics have in common."""
 
-    def __init__(self, task: Task, settings: Distillation, device: torch.device) -> None:
-        self._task, self._settings = task, settings
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._task = task
         models.choose_arithmetic(task.experiment.precision)  # the driver of a cluster has no engine that did
         self._precision = Precision(device, task.experiment.precision)
-
-    def _ensemble(self, cohorts: Sequence[int]) -> Ensemble:
-        return Ensemble(self._task, cohorts, self._settings, self._precision)
 
     def _targets(self, ensemble: Ensemble, teachers: Iterable[State], inputs: Chunks) -> Tensor:
         with models.threads_for(self._task.start):
@@ -53,10 +50,10 @@ class EnsembleAccuracy(Evaluator):
     """Accuracy and loss of the ensemble on clients' validation samples, every sample with the same weight."""
 
     def __init__(self, task: Task, settings: Distillation, device: torch.device) -> None:
-        super().__init__(task, settings, device)
+        super().__init__(task, device)
         data, experiment = task.data, task.experiment
         assert data.train.y is not None
-        self._all = self._ensemble(range(len(task.cohorts)))
+        self._all = Ensemble(task, range(len(task.cohorts)), settings, self._precision)
         able = np.flatnonzero(data.clients.validation_sizes)
         count = max(1, math.ceil(experiment.stopping.client_fraction * len(able) - 1e-9))
         self._clients = np.sort(stream(experiment.seed, "asked").permutation(able)[:count])
@@ -79,19 +76,15 @@ class EnsembleAccuracy(Evaluator):
         bytes_N = [task.for_cohort(cohort).model_bytes for cohort in range(n)]
         own = np.zeros(task.experiment.clients, np.int64)  # what a client has already
         for size, members in zip(bytes_N, task.cohorts, strict=True):
-            if self._has_model(len(members)):
+            # A client that trains alone has the model that is evaluated. Others have the newest one if all took part in
+            # the round, because they validate it, but never a moving average.
+            everybody = participants_per_round(task.experiment.federation, len(members)) == len(members)
+            if len(members) == 1 or (everybody and task.experiment.stopping.keep != "ema"):
                 own[np.asarray(members)] = size
         samples = task.data.clients.validation_sizes[clients]
         down = client_evaluation_cost(task.fleet, clients, samples, n, sum(bytes_N) - own[clients])
         up = server_evaluation_cost(sum(bytes_N) if n > 1 else 0)
         return Cost(down.seconds, down.cpu_seconds, up.bytes + down.bytes)
-
-    def _has_model(self, members: int) -> bool:
-        """Whether a cohort's clients have the model that is evaluated. One that trains alone has it; the others have
-        the newest one if all took part in the round, because they validate it, but never a moving average."""
-        experiment = self._task.experiment
-        everybody = participants_per_round(experiment.federation, members) == members
-        return members == 1 or (everybody and experiment.stopping.keep != "ema")
 
 
 class PublicAgreement(Evaluator):
@@ -102,10 +95,10 @@ class PublicAgreement(Evaluator):
     """
 
     def __init__(self, task: Task, settings: Distillation, device: torch.device) -> None:
-        super().__init__(task, settings, device)
+        super().__init__(task, device)
         data = task.data
         self._halves = [range(first, len(task.cohorts), 2) for first in (0, 1)]
-        self._ensembles = [self._ensemble(half) for half in self._halves]
+        self._ensembles = [Ensemble(task, half, settings, self._precision) for half in self._halves]
         count = min(MAX_PUBLIC, len(data.public))
         rows = np.arange(count) * len(data.public) // count  # spread evenly: sets may be sorted
         x = torch.as_tensor(data.public.x[rows]).to(device)
