@@ -16,7 +16,7 @@ from cpfl.callbacks import Callback, CallbackList
 from cpfl.distillation.ensemble import check_distillation
 from cpfl.engines.base import Engine
 from cpfl.engines.create import check_engine, create_engine, torch_device
-from cpfl.engines.ray.config import ClusterConfig, resolve_cluster
+from cpfl.engines.ray import ClusterConfig, resolve_cluster
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
 from cpfl.models import State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cpfl.engines.ray.config import ClusterConfig, resolve_cluster
+from cpfl.engines.ray import ClusterConfig, resolve_cluster
 from cpfl.errors import SettingError
 
 pytest.importorskip("ray")

@@ -81,12 +81,15 @@ def slowly(task):
     return task
 
 pool.PLACEMENT_SECONDS = 39.0
-connected = cluster.connect(ClusterConfig(sys.argv[1]))
-found = cluster.check_cluster(ClusterConfig(sys.argv[1]), 2, 2, connected)
+config = ClusterConfig(sys.argv[1])
+connection = cluster.connection(config)
+connection.__enter__()
+found = cluster.check_cluster(config, 2)
 workers = pool.WorkerPool(found, ray.put(Slow(build_task(experiment_file.load("digits"), [], Given()))))
 began = time.monotonic()
 workers.start()
-print(len(workers.ready), workers.any_placed, time.monotonic() - began > pool.PLACEMENT_SECONDS)
+placed = all(worker.placed for worker in workers.workers)
+print(len(workers.ready), placed, time.monotonic() - began > pool.PLACEMENT_SECONDS)
 pool.PLACEMENT_SECONDS = 5.0
 try:
     pool.WorkerPool(found, None).start()

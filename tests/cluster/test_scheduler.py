@@ -15,7 +15,7 @@ from tests.cluster.nodes import Nodes, at_work, ended, same, settings, start, un
 
 pytest.importorskip("ray")
 
-from cpfl.engines.ray.scheduler import cohorts_to_steal, pack
+from cpfl.engines.ray.engine import cohorts_to_steal, pack
 
 
 def test_the_costliest_cohort_is_packed_first_on_the_least_loaded_worker() -> None:

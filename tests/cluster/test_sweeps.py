@@ -103,12 +103,11 @@ from cpfl.sweep import on_ray
 def look():
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
-scheduler = on_ray.ClusterScheduler(ClusterConfig(sys.argv[1], 0.5), pathlib.Path(sys.argv[2]), None, 0)
-one = on_ray.task(look, {"num_cpus": 1, "num_gpus": 0.5}, True)
-runs = [ray.get(one.remote()) for _ in range(6)]
-drivers = [ray.get(on_ray.task(look, scheduler.driver(), True).remote()) for _ in range(2)]
-print(json.dumps([runs, drivers]))
-scheduler.close()
+with on_ray.cluster_scheduler(ClusterConfig(sys.argv[1], 0.5), pathlib.Path(sys.argv[2]), None, 0) as scheduler:
+    one = on_ray.task(look, {"num_cpus": 1, "num_gpus": 0.5}, True)
+    runs = [ray.get(one.remote()) for _ in range(6)]
+    drivers = [ray.get(on_ray.task(look, scheduler.driver(), True).remote()) for _ in range(2)]
+    print(json.dumps([runs, drivers]))
 """
 
 

@@ -14,7 +14,7 @@ from cpfl.data.federated import Given
 from cpfl.engines.base import Engine
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.ray import messages
-from cpfl.engines.ray.messages import Message, Released, Replica, RoundDone, SessionState
+from cpfl.engines.ray.messages import MOVED, PAUSED, Message, Released, Replica, RoundDone, SessionState
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
 from cpfl.settings import experiment_file
@@ -64,14 +64,14 @@ def test_a_cohort_that_is_released_between_rounds_continues_unchanged(task: Task
             assert message.round == session.round + 1
             received.append(session.close_round(message.result()).record)
             if message.cohort == 1 and message.round == 2:
-                copies[1].stopping = True
+                copies[1].request = MOVED
         elif isinstance(message, Released):
             released.append(message.cohort)
 
     copies += replicas(task, sessions, send)
     engine.train_cohorts(copies, lambda session, closed: None)
     for copy in copies:
-        copy.resume_or_release()
+        copy.resume()
     assert released == [1]
     assert sessions[0].stopped
     assert 2 <= sessions[1].round < 6
@@ -94,12 +94,12 @@ def test_one_that_resumes_is_not_released(task: Task) -> None:
     """It pauses for new cohorts: it sends no message, and the same engine continues with it."""
     sessions, sent = method.assign_cohorts(task), list[Message]()
     (replica,) = replicas(task, sessions[:1], sent.append)
-    replica.stopping = replica.resuming = True
+    replica.request = PAUSED
     engine = ENGINES["workers"](task)
     engine.train_cohorts([replica], lambda session, closed: None)
     assert replica.idle
     assert replica.round == 1
-    replica.resume_or_release()
+    replica.resume()
     assert not replica.idle
     engine.train_cohorts([replica], lambda session, closed: None)
     assert replica.stopped == "max rounds"

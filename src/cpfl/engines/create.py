@@ -12,7 +12,7 @@ from cpfl import models
 from cpfl.engines.base import Engine, OnRound
 from cpfl.engines.gpu_errors import out_of_memory
 from cpfl.engines.lanes import LaneEngine
-from cpfl.engines.ray import ClusterConfig, config
+from cpfl.engines.ray import ClusterConfig, check_config
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
 from cpfl.engines.workers.pool import can_fork, cores
@@ -32,7 +32,7 @@ def check_engine(name: str, workers: int = 0, cluster: ClusterConfig | None = No
         raise SettingError(f"workers = {workers} is not allowed: 1 or more, or 0 for one on each core")
     if name not in NAMES:
         raise SettingError(f"engine = {name!r} is unknown; known: {', '.join(NAMES)}")
-    config.check(name, cluster or ClusterConfig())
+    check_config(name, cluster or ClusterConfig())
 
 
 def torch_device(name: str, engine: str = "auto") -> torch.device:

@@ -5,103 +5,89 @@ its cohorts. Tasks write their run folders, so all nodes must see the sweep's fo
 task again on another one, and the run resumes from its folder.
 """
 
-import os
+import contextlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
-from ray.util.queue import Empty, Queue
+from ray.util.queue import Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cpfl.engines.ray import cluster
+from cpfl.engines.ray import ClusterConfig, cluster
 from cpfl.engines.ray._ray_internals import SHOW_GPUS
-from cpfl.engines.ray.config import ClusterConfig
 from cpfl.errors import ClusterError
 from cpfl.settings import Experiment
 from cpfl.sweep import slots
-from cpfl.sweep.processes import POLL_SECONDS, End, Work, run_or_resume
-from cpfl.sweep.progress import RunProgress, SweepCallback
+from cpfl.sweep.progress import POLL_SECONDS, End, SweepCallback, Work, run_or_resume
 
 MAX_RETRIES = 3  # by Ray, of a run whose node or process died
+
+
+@contextlib.contextmanager
+def cluster_scheduler(
+    config: ClusterConfig, folder: Path, data: str | None, workers: int
+) -> "Iterator[ClusterScheduler]":
+    """Connect to the cluster and check it, before anything is written.
+
+    `workers` is the maximum of all runs together; 0: all that fit.
+    """
+    with cluster.connection(config):
+        found = cluster.check_cluster(config, workers)
+        parent = next(p for p in [folder.absolute(), *folder.absolute().parents] if p.is_dir())
+        with tempfile.NamedTemporaryFile(dir=parent, prefix=".cpfl-seen-") as file:
+            name = f"the folder {parent}, into which the runs of this sweep are to be written"
+            cluster.check_path(file.name, name)
+        if data is not None and not config.node_data:
+            cluster.check_path(data, f"data = {data}")
+        yield ClusterScheduler(config, found, config.node_data or data)  # a run's driver is on some node, too
 
 
 class ClusterScheduler:
     """Gives the runs of a sweep to a Ray cluster."""
 
-    def __init__(self, config: ClusterConfig, folder: Path, data: str | None, workers: int) -> None:
-        """Connect and check the cluster, before anything is written.
-
-        `workers` is the maximum of all runs together; 0: all that fit.
-        """
-        self._config, self._own = config, cluster.connect(config)
-        self._drivers = 0
-        try:
-            self._found = cluster.check_cluster(config, 2**31, workers, self._own)
-            parent = next(p for p in [folder.absolute(), *folder.absolute().parents] if p.is_dir())
-            handle, token = tempfile.mkstemp(dir=parent, prefix=".cpfl-seen-")
-            os.close(handle)
-            try:
-                cluster.check_path(token, f"the folder {parent}, into which the runs of this sweep are to be written")
-            finally:
-                os.unlink(token)
-            self._data = config.node_data or data  # a run's driver is on some node, too
-            if data is not None and not config.node_data:
-                cluster.check_path(data, f"data = {data}")
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def slots(self) -> int:
-        """Cores, or shares of GPUs."""
-        return self._found.workers
-
-    def close(self) -> None:
-        """Stop the cluster if it was started for this sweep."""
-        if self._own and ray.is_initialized():
-            ray.shutdown()
+    def __init__(self, config: ClusterConfig, found: cluster.Cluster, data: str | None) -> None:
+        self._config, self._found, self._data, self._drivers = config, found, data, 0
 
     def run(self, work: Work, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
         """All runs, as many at the same time as there are slots for."""
-        runs = {name: experiment for name, (experiment, _) in work.items()}
-        sizes = slots.allocate(runs, self.slots)
-        queue = slots.order(runs, sizes)
+        free = self._found.workers
+        sizes = slots.allocate(work, free)
+        waiting = slots.order(work, sizes)
         progress_queue = Queue(actor_options={"num_cpus": 0})
         shared = ray.put(dict(common))  # once for all runs: a user's own arrays may be in it
-        free, running = self.slots, dict[Any, str]()
-        while queue or running:
-            for name in list(queue):
-                if sizes[name] <= free:
-                    queue.remove(name)
-                    free -= sizes[name]
-                    running[self._start(*work[name], sizes[name], shared, progress_queue)] = name
+        running: dict[Any, Path] = {}
+        while waiting or running:
+            for path in list(waiting):
+                if sizes[path] <= free:
+                    waiting.remove(path)
+                    free -= sizes[path]
+                    running[self._start(work[path], path, sizes[path], shared, progress_queue)] = path
             ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
-            for progress in _drain(progress_queue):
+            for progress in progress_queue.get_nowait_batch(progress_queue.qsize()):
                 callback.on_progress(progress)
             for result in ended:
-                name = running.pop(result)
-                free += sizes[name]
-                end(name, _failure(result))
+                path = running.pop(result)
+                free += sizes[path]
+                end(path, _failure(result))
             callback.on_wait()
         progress_queue.shutdown()
 
     def _start(self, experiment: Experiment, path: Path, size: int, common: Any, progress_queue: Queue) -> Any:
-        found, arguments = self._found, dict[str, Any](data=self._data)
+        gpus, share = self._found.gpus, 0.0
         if size > 1:  # the task is the run's driver and needs no slot itself
-            arguments |= {"engine": "ray", "workers": size, "cluster": self._config}
+            own: dict[str, Any] = {"engine": "ray", "workers": size, "cluster": self._config}
             resources = self.driver()
         else:
             # GPUs that are not the task's need not be hidden from it.
-            engine, device = ("lanes", "cuda") if found.gpus else ("workers", "cpu")
-            arguments |= {"engine": engine, "device": device, "workers": 1, "cluster": None}
-            resources = {"num_cpus": 1.0, "num_gpus": found.gpus}
-        gpus = resources.get("num_gpus", 0.0)
-        remote = task(_run, resources, bool(found.gpus))
-        return remote.remote(experiment, path.absolute(), common, arguments, progress_queue, gpus)
+            engine, device = ("lanes", "cuda") if gpus else ("workers", "cpu")
+            own = {"engine": engine, "device": device, "workers": 1, "cluster": None}
+            resources, share = {"num_cpus": 1.0, "num_gpus": gpus}, gpus
+        remote = task(_run, resources, bool(gpus)).remote
+        return remote(experiment, path.absolute(), progress_queue, share, common, data=self._data, **own)
 
     def driver(self) -> dict[str, Any]:
         """Resources of a run's driver: no slot, but a node whose GPUs it can use for the student."""
@@ -122,19 +108,11 @@ def task(job: Callable[..., None], resources: Mapping[str, Any], gpus: bool) -> 
     return ray.remote(**resources, max_retries=MAX_RETRIES, max_calls=1 if gpus else 0)(job)
 
 
-def _run(
-    experiment: Experiment,
-    path: Path,
-    common: dict[str, Any],
-    arguments: dict[str, Any],
-    progress_queue: Queue,
-    gpus: float,
-) -> None:
+def _run(experiment: Experiment, path: Path, queue: Queue, gpu_share: float, common: Any, **own: Any) -> None:
     """A run, on some node."""
-    if gpus and torch.cuda.is_available():  # else the run says that there is no GPU
-        cluster.limit_to_share(gpus)
-    progress_queue.put(RunProgress(path.name, 0, 0, experiment.cohorts, 0))
-    run_or_resume(experiment, path, progress_queue.put, **{**common, **arguments})
+    if gpu_share and torch.cuda.is_available():  # else the run says that there is no GPU
+        cluster.limit_to_share(gpu_share)
+    run_or_resume(experiment, path, queue.put, **{**common, **own})
 
 
 def _failure(result: Any) -> Exception | None:
@@ -146,10 +124,3 @@ def _failure(result: Any) -> Exception | None:
         lost = f"the node or process of this run died {MAX_RETRIES + 1} times ({type(error).__name__})"
         return ClusterError(f"{lost}: the same command resumes it")
     return None
-
-
-def _drain(progress_queue: Queue) -> list[RunProgress]:
-    try:
-        return list(progress_queue.get_nowait_batch(progress_queue.qsize()))
-    except Empty:
-        return []

@@ -1,8 +1,15 @@
 """Run a sweep: check all runs first, then make those that are missing. A run that fails does not end the others."""
 
+import concurrent.futures
 import contextlib
 import itertools
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +17,18 @@ from typing import Any
 from cpfl import trackers
 from cpfl.api import Run
 from cpfl.engines.create import check_engine, torch_device
-from cpfl.engines.ray.config import resolve_cluster
+from cpfl.engines.ray import resolve_cluster
 from cpfl.engines.workers.pool import cores
 from cpfl.errors import RunFolderError, SettingError, SweepError
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots
 from cpfl.settings import GIVEN, Experiment, experiment_file
 from cpfl.sweep.grid import SweepGrid, default_folder, value_of
-from cpfl.sweep.processes import run_in_processes, run_or_resume
-from cpfl.sweep.progress import SweepCallback
+from cpfl.sweep.progress import POLL_SECONDS, End, RunProgress, SweepCallback, Work, run_or_resume
 from cpfl.task.loading import absolute, given_arrays, load_task
 
 PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public": "public"}
+WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP reads it when a process starts
 
 
 def sweep(
@@ -82,40 +89,39 @@ def sweep(
     finished = _check(grid, folder, common, callback.on_message)
     failed: dict[Path, Exception] = {}
 
-    def end(name: str, error: Exception | None) -> None:
+    def end(path: Path, error: Exception | None) -> None:
         if error is None:
-            callback.on_run(Run(folder / name))
-            on_run(Run(folder / name))
+            callback.on_run(Run(path))
+            on_run(Run(path))
         else:
-            failed[folder / name] = error
-            callback.on_failure(folder / name, error)
+            failed[path] = error
+            callback.on_failure(path, error)
 
     with contextlib.ExitStack() as stack:
         scheduler = None
         if grid.engine == "ray":
-            from cpfl.sweep.on_ray import ClusterScheduler  # Ray is optional
+            from cpfl.sweep.on_ray import cluster_scheduler  # Ray is optional
 
-            scheduler = ClusterScheduler(common["cluster"], folder, common.get("data"), common.get("workers", 0))
-            stack.callback(scheduler.close)
+            workers = common.get("workers", 0)
+            scheduler = stack.enter_context(cluster_scheduler(common["cluster"], folder, common.get("data"), workers))
         grid.merged(folder).write(folder)
         callback.on_start(grid, finished)
         for name in finished:
-            end(name, None)
-        if not common.get("workers"):  # runs at the same time share the cores
-            common["workers"] = max(1, cores() // jobs)
-        work = {name: (grid.experiment(name), folder / name) for name in grid.runs if name not in finished}
+            end(folder / name, None)
+        common["workers"] = common.get("workers") or max(1, cores() // jobs)  # runs at the same time share the cores
+        work = {folder / name: grid.experiment(name) for name in grid.runs if name not in finished}
         if scheduler is not None:
             scheduler.run(work, common, callback, end)
         elif jobs > 1 and len(work) > 1:
             run_in_processes(work, min(jobs, len(work)), common, callback, end)
         else:
-            for name, (variant, path) in work.items():
+            for path, variant in work.items():
                 error = None
                 try:
                     run_or_resume(variant, path, callback.on_progress, **common)
                 except Exception as caught:  # whatever it is, the other runs continue
                     error = caught
-                end(name, error)
+                end(path, error)
     runs = [Run(folder / name) for name in grid.runs if folder / name not in failed]
     if failed:
         raise SweepError(len(grid.runs), runs, failed)
@@ -149,3 +155,74 @@ def _check(grid: SweepGrid, folder: Path, common: Mapping[str, Any], notify: Cal
         check_snapshots(variant)
         load_task(variant, common.get("data"), common.get("model"), given, notify)
     return finished
+
+
+def run_in_processes(work: Work, jobs: int, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
+    """All runs, `jobs` at the same time. If a process is killed, the runs that had started count as failed."""
+    left = dict(work)
+    while left:
+        started = _run_in_pool(left, jobs, common, callback, end)
+        for path in [path for path in left if path.name in started]:
+            reason = "a process of the sweep was killed during this run: the same command resumes it"
+            end(path, RunFolderError(f"{path}: {reason}"))
+            del left[path]
+
+
+def _run_in_pool(
+    left: dict[Path, Experiment], jobs: int, common: Mapping[str, Any], callback: SweepCallback, end: End
+) -> set[str]:
+    """Run what is left and remove it; if the pool breaks, the names of the runs that had started."""
+    context = multiprocessing.get_context("spawn")  # torch does not survive a fork
+    progress_queue: Any = context.Queue()
+    started: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        if WAIT_POLICY not in os.environ:  # threads that spin while they wait would slow the other processes
+            os.environ[WAIT_POLICY] = "PASSIVE"
+            stack.callback(os.environ.pop, WAIT_POLICY)
+        pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _start_process, (progress_queue,))
+        stack.enter_context(pool)
+        futures = {pool.submit(_run, experiment, path, common): path for path, experiment in left.items()}
+        try:
+            while futures:
+                ended, _ = concurrent.futures.wait(futures, POLL_SECONDS, "FIRST_COMPLETED")
+                while not progress_queue.empty():
+                    progress = progress_queue.get()
+                    started.add(progress.name)
+                    callback.on_progress(progress)
+                for future in ended:
+                    path, error = futures.pop(future), future.exception()
+                    if isinstance(error, BrokenProcessPool):
+                        return started or {path.name for path in left}
+                    del left[path]
+                    end(path, error if isinstance(error, Exception) else None)
+                callback.on_wait()
+        except BaseException:  # neither start nor finish other runs: they can be resumed
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+    return set()
+
+
+# In the processes.
+
+_report: Callable[[RunProgress], None]
+
+
+def _start_process(progress_queue: Any) -> None:
+    global _report
+    _report = progress_queue.put
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Processes of a killed sweep must not keep its runs locked."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)  # as if killed: the run folder is enough to resume
+
+
+def _run(experiment: Experiment, path: Path, common: Mapping[str, Any]) -> None:
+    run_or_resume(experiment, path, _report, **common)

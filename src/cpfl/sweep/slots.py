@@ -7,14 +7,15 @@ leave half of the slots idle half of the time. If four of the runs start first, 
 import heapq
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 from cpfl.settings import Experiment
 
 MAX_TIME = 0.95  # of the time with one slot each: several processes for a run have a cost of their own
 MAX_WAVES = 4  # of runs with several slots: with many more runs than slots, the end matters little
 
-Runs = Mapping[str, Experiment]
-Slots = dict[str, int]
+Runs = Mapping[Any, Experiment]  # by name or path
+Slots = dict[Any, int]
 
 
 def allocate(runs: Runs, total: int) -> Slots:
@@ -30,7 +31,7 @@ def allocate(runs: Runs, total: int) -> Slots:
     return best
 
 
-def order(runs: Runs, slots: Slots) -> list[str]:
+def order(runs: Runs, slots: Slots) -> list[Any]:
     """Most slots first, then the largest cost; equal ones as in the sweep."""
     return sorted(runs, key=lambda name: (-slots[name], -cost(runs[name])))
 

@@ -11,21 +11,16 @@ from typing import Any
 import ray
 
 SHOW_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # otherwise Ray hides all GPUs from a task without a GPU share
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", **SHOW_GPUS}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", **SHOW_GPUS}  # unless the user's environment says more
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: the processes of a cluster listen on the loopback address only
 NODE_DIED = "its node has died"  # part of Ray's message about an actor that was lost with its node
 
 
-def silence() -> None:
-    """No usage statistics and no extra log lines, unless the user's environment asks for them."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-
-
 def init(address: str) -> None:
     """`ray.init` that leaves the handler of SIGTERM as it is; without an address, a cluster on loopback only."""
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM) if main else None
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    handler = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address:
@@ -34,7 +29,7 @@ def init(address: str) -> None:
             with _loopback_only():
                 ray.init(address="local", include_dashboard=False, **options)
     finally:
-        if handler is not None:
+        if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 

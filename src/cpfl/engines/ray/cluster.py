@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import math
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +14,7 @@ from ray import cloudpickle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cpfl.engines.ray import _ray_internals, environment
-from cpfl.engines.ray.config import ADDRESSES, ClusterConfig
+from cpfl.engines.ray import ADDRESSES, ClusterConfig, _ray_internals, environment
 from cpfl.engines.workers.pool import cores
 from cpfl.errors import ClusterError
 
@@ -31,7 +31,6 @@ class Cluster:
     gpus: float  # share of a GPU for each worker; 0: it trains on its CPU
     nodes: int
     dashboard: str  # address of Ray's dashboard; empty: it does not run
-    connected_here: bool  # connected, or started, for this run: disconnect at its end
 
     @property
     def device(self) -> str:
@@ -44,41 +43,46 @@ class Cluster:
         return f"Ray: {_counted(self.workers, 'worker')} on {_counted(self.nodes, 'node')}, {each} each{link}"
 
 
-def connect(config: ClusterConfig) -> bool:
-    """Connect to the cluster, or start one on this machine; False if this process was connected already."""
-    _ray_internals.silence()
-    if ray.is_initialized():
-        _check_address(config.address)
-        return False
-    if config.address not in ("", "auto"):
-        host, _, port = config.address.rpartition(":")
+@contextlib.contextmanager
+def connection(config: ClusterConfig) -> Iterator[None]:
+    """Connect to the cluster, or start one on this machine, and leave it at the end.
+
+    A process that is connected already stays so; that cluster must be the one in the config.
+    """
+    connected = ray.is_initialized()
+    (_check_address if connected else _connect)(config.address)
+    try:
+        yield
+    finally:
+        if not connected:
+            ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    if address not in ("", "auto"):
+        host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
-            raise ClusterError(f"there is no Ray cluster at address = {config.address}: {error}") from None
+            raise ClusterError(f"there is no Ray cluster at address = {address}: {error}") from None
     try:
-        _ray_internals.init(config.address)
+        _ray_internals.init(address)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        if not config.address:
+        if not address:
             raise
         # Another version of Ray or Python on the head is reported here too.
-        reason = " ".join(str(error).split())[:300]
-        raise ClusterError(
-            f"no Ray cluster can be used at address = {config.address} ({ADDRESSES}): {reason}"
-        ) from None
-    return True
+        reason = f"no Ray cluster can be used at address = {address} ({ADDRESSES}): {one_line(error)}"
+        raise ClusterError(reason) from None
 
 
 def _check_address(address: str) -> None:
-    """A process that is connected already stays with that cluster, which must be the one in the config."""
-    if address in ("", "auto") or ray.get_runtime_context().get_task_id() is not None:  # a task cannot choose
+    context = ray.get_runtime_context()
+    if address in ("", "auto") or context.get_task_id() is not None:  # a task cannot choose
         return
-    current = ray.get_runtime_context().gcs_address
-    (host, _, port), (current_host, _, current_port) = address.rpartition(":"), current.rpartition(":")
+    (host, _, port), (current_host, _, current_port) = address.rpartition(":"), context.gcs_address.rpartition(":")
     if port != current_port or not _ip_addresses(host) & _ip_addresses(current_host):
-        raise ClusterError(
-            f"this process uses the Ray cluster at {current} already, not address = {address}: say that one"
-        )
+        in_use = f"this process uses the Ray cluster at {context.gcs_address} already"
+        raise ClusterError(f"{in_use}, not address = {address}: say that one")
 
 
 def _ip_addresses(host: str) -> set[str]:
@@ -90,7 +94,7 @@ def _ip_addresses(host: str) -> set[str]:
     return {host}
 
 
-def check_cluster(config: ClusterConfig, cohorts: int, workers: int, connected_here: bool) -> Cluster:
+def check_cluster(config: ClusterConfig, workers: int, cohorts: float = math.inf) -> Cluster:
     """Check every node, then decide the number of workers: as many as asked for or as fit, at most one per cohort."""
     driver = environment.inspect()
     for node, found in _inspect_nodes(""):
@@ -112,12 +116,9 @@ def check_cluster(config: ClusterConfig, cohorts: int, workers: int, connected_h
     if fitting < 1:
         raise ClusterError(f"{where} has no slot for a worker, which needs {each}: it has {resources}")
     if workers > fitting:
-        raise ClusterError(
-            f"{where} has {resources}: {workers} workers, each with {each}, do not fit there; "
-            f"allowed: workers = 1 to {fitting}"
-        )
-    used = min(workers or fitting, cohorts)
-    return Cluster(used, share, len(nodes), _ray_internals.dashboard_url(), connected_here)
+        allowed = f"allowed: workers = 1 to {fitting}"
+        raise ClusterError(f"{where} has {resources}: {workers} workers, each with {each}, do not fit there; {allowed}")
+    return Cluster(int(min(workers or fitting, cohorts)), share, len(nodes), _ray_internals.dashboard_url())
 
 
 def slots(nodes: Sequence[Mapping[str, float]], gpu_share: float) -> int:
@@ -168,6 +169,11 @@ def _inspect_nodes(path: str) -> Iterator[tuple[str, environment.Environment]]:
             if not any(now["Alive"] for now in ray.nodes() if now["NodeID"] == node["NodeID"]):
                 continue
             raise ClusterError(f"node {name} of the Ray cluster does not answer: {type(error).__name__}") from None
+
+
+def one_line(error: Exception) -> str:
+    """The beginning of an error's message, in one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _counted(count: float, name: str) -> str:

@@ -17,7 +17,8 @@ from cpfl.federation.session import ClosedRound, RoundResult, Session
 from cpfl.models import State, from_arrays, to_arrays
 
 Arrays = dict[str, NDArray[Any]]
-ELSEWHERE = "moved to another worker"  # why a replica stopped
+PAUSED = "paused until new cohorts join"  # why a replica stopped, beside the reasons of any session
+MOVED = "moved to another worker"
 
 
 @dataclass(frozen=True)
@@ -82,29 +83,26 @@ class Replica(Session):
 
     send: Callable[[Message], None]
     complete = False  # the engine reports models only after the device has finished them
-    stopping = False  # stop after the open round
-    resuming = False  # then continue on this worker, together with new cohorts
-    released = False  # the driver knows that this worker gave the cohort up
+    request = ""  # PAUSED or MOVED: stop after the open round
 
     def close_round(self, outcome: RoundResult) -> ClosedRound:
         """Send the round to the driver, and stop if that was requested."""
         closed = super().close_round(outcome)
         self.send(RoundDone.from_result(self.cohort, self.round, outcome, self.complete))
-        if self.stopping and not self.idle:
-            self.stopped = ELSEWHERE
-            self._release()
+        if not self.idle:
+            self._follow_request()
         return closed
 
-    def resume_or_release(self) -> None:
-        """After the engine has returned it: ready to continue here, or certainly released."""
-        if self.stopped == ELSEWHERE and self.resuming:
-            self.stopped, self.stopping, self.resuming = "", False, False
-        elif self.stopped == ELSEWHERE:
-            self._release()
+    def resume(self) -> None:
+        """Continue after a pause, unless the driver has meanwhile requested to give the cohort up."""
+        if self.stopped == PAUSED:
+            if self.request == PAUSED:
+                self.request = ""
+            self._follow_request()
 
-    def _release(self) -> None:
-        if not self.resuming and not self.released:
-            self.released = True
+    def _follow_request(self) -> None:
+        self.stopped = self.request
+        if self.stopped == MOVED:
             self.send(Released(self.cohort))
 
 

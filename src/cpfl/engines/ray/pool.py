@@ -1,8 +1,8 @@
 """The driver's view of the workers: started, polled for messages, found dead, replaced."""
 
+import itertools
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,8 @@ from ray.exceptions import RayTaskError
 
 from cpfl.engines.ray import environment
 from cpfl.engines.ray._ray_internals import NODE_DIED
-from cpfl.engines.ray.cluster import Cluster
-from cpfl.engines.ray.messages import Message, SessionState
+from cpfl.engines.ray.cluster import Cluster, one_line
+from cpfl.engines.ray.messages import Message
 from cpfl.engines.ray.worker import Worker
 from cpfl.errors import ClusterError, CpflError
 
@@ -33,14 +33,14 @@ DEATHS = (
 class WorkerHandle:
     """One worker."""
 
-    number: int
+    name: str
     actor: Any
     placement: Any  # reference to the answer that Ray has placed it
     loading: Any  # reference to the answer that it has loaded the task
     starts: int = 1  # of workers in this position that failed to start, this one included
-    lost_with_node: bool = False  # Ray had not yet known that the node was lost
     placed: bool = False  # it has a slot and loads the task, which takes long if much is compiled
-    gpu_error: str = ""  # why it was dismissed
+    why_dead: str = ""  # also the error of a GPU for which it is killed
+    lost_with_node: bool = False  # Ray had not yet known that the node was lost
     facts: dict[str, Any] = field(default_factory=dict)
     cohorts: set[int] = field(default_factory=set)  # assigned to it
     releasing: set[int] = field(default_factory=set)  # of those, the ones it was told to give up
@@ -61,26 +61,25 @@ class WorkerHandle:
 
     def status(self, load: float, throughput: float) -> dict[str, Any]:
         """Its line in the display of workers."""
-        known = {key: self.facts.get(key) for key in ("worker", "node", "pid", "device")}
+        known = {key: self.facts[key] for key in ("node", "pid", "device")}
         measured = {"load": round(load, 3), "samples_per_second": round(throughput, 1)}
-        return {**known, "cohorts": sorted(self.cohorts), **measured}
+        return {"worker": self.name, **known, "cohorts": sorted(self.cohorts), **measured}
 
 
 class WorkerPool:
     """All workers of a run."""
 
     def __init__(self, cluster: Cluster, task: Any) -> None:
-        self._cluster, self._task = cluster, task
-        self._made, self._environment = 0, environment.inspect()
-        self.moved = 0  # cohorts that a free worker has taken over
+        self._cluster, self._task, self._environment = cluster, task, environment.inspect()
         self.workers: list[WorkerHandle] = []
+        self._numbers = itertools.count()
         self._pending: dict[Any, WorkerHandle] = {}  # by reference to an answer: placement, loading or messages
         self._last_placed = time.monotonic()  # when some worker last had a slot
 
     def start(self) -> None:
         """Start all workers and wait until they have loaded the task; the first failure is raised."""
         for _ in range(self._cluster.workers):
-            self.add()
+            self._add(1)
         deadline = time.monotonic() + PLACEMENT_SECONDS
         while any(not w.ready and (w.placed or time.monotonic() < deadline) for w in self.workers):
             self.receive(POLL_SECONDS, starting=True)
@@ -91,23 +90,21 @@ class WorkerPool:
                 f"{PLACEMENT_SECONDS:.0f} s, which others may use: wait, or ask for fewer workers"
             )
 
-    def add(self, starts: int = 1) -> None:
+    def _add(self, starts: int) -> None:
         """One more worker, as soon as the cluster has a slot for it."""
         options = {"num_cpus": 1.0, "num_gpus": self._cluster.gpus, "max_concurrency": ACTOR_THREADS}
         actor = ray.remote(Worker).options(**options).remote(self._cluster.device, self._cluster.gpus)
-        placement = actor.ping.remote()
-        loading = actor.load.remote([self._task], f"worker {self._made}", self._environment)
-        worker = WorkerHandle(self._made, actor, placement, loading, starts)
-        self._made += 1
+        placement, loading = actor.ping.remote(), actor.load.remote([self._task], self._environment)
+        worker = WorkerHandle(f"worker {next(self._numbers)}", actor, placement, loading, starts)
         self.workers.append(worker)
-        self._pending[placement] = self._pending[loading] = worker
+        self._pending |= {placement: worker, loading: worker}
 
-    def replace(self, dead: WorkerHandle, reason: str) -> str:
+    def replace(self, dead: WorkerHandle) -> str:
         """Start another worker in its position; after too many failed starts, the sentence that says so instead."""
         if dead.ready or dead.lost_with_node or dead.starts < MAX_STARTS:
-            self.add(1 if dead.ready else dead.starts + (not dead.lost_with_node))
+            self._add(1 if dead.ready else dead.starts + (not dead.lost_with_node))
             return ""
-        failed = f"{MAX_STARTS} workers one after the other could not start, the last one because: {reason}"
+        failed = f"{MAX_STARTS} workers one after the other could not start, the last one because: {dead.why_dead}"
         if not self.workers:
             raise ClusterError(f"no worker of the Ray cluster is left, and {failed}")
         return f"{failed}; the other {len(self.workers)} continue"
@@ -117,100 +114,64 @@ class WorkerPool:
         """Workers that can take work."""
         return [worker for worker in self.workers if worker.ready]
 
-    @property
-    def any_placed(self) -> bool:
-        """Whether some worker can take work, now or after it has loaded the task."""
-        return any(worker.placed for worker in self.workers)
-
     def receive(
         self, seconds: float, starting: bool = False
-    ) -> tuple[list[tuple[WorkerHandle, list[Message]]], list[tuple[WorkerHandle, str]]]:
-        """New messages of every worker, and the workers found dead with the reason; waits up to `seconds`.
+    ) -> tuple[list[tuple[WorkerHandle, Message]], list[WorkerHandle]]:
+        """New messages, and the workers found dead; waits up to `seconds`.
 
         While the pool is `starting`, the first failure is raised. Afterwards it is an error if no worker is placed for
         too long.
         """
-        if self.any_placed:
+        if any(worker.placed for worker in self.workers):
             self._last_placed = time.monotonic()
         elif not starting and time.monotonic() - self._last_placed > PLACEMENT_SECONDS:
             raise ClusterError(
                 f"no worker of the Ray cluster is left, and none came in {PLACEMENT_SECONDS:.0f} s: "
                 "resume the run when there are some"
             )
-        received: list[tuple[WorkerHandle, list[Message]]] = []
-        dead: list[tuple[WorkerHandle, str]] = []
+        received: list[tuple[WorkerHandle, Message]] = []
+        dead: list[WorkerHandle] = []
         references = list(self._pending)
-        if not references:
-            return received, dead
         ray.wait(references, num_returns=1, timeout=seconds)
-        answered, _ = ray.wait(references, num_returns=len(references), timeout=0)
-        for reference in answered:
+        for reference in ray.wait(references, num_returns=len(references), timeout=0)[0]:
             worker = self._pending.pop(reference)
             if worker not in self.workers:  # found dead by another of its answers
                 continue
             try:
-                found = ray.get(reference)
+                answer = ray.get(reference)
             except RayTaskError as error:
                 reason = unwrapped(error)
                 if worker.ready or starting:
                     raise reason from None
-                self._remove(worker)
-                dead.append((worker, _line(reason if isinstance(reason, CpflError) else error.cause)))
-                continue
+                why = one_line(reason if isinstance(reason, CpflError) else error.cause)
             except DEATHS as error:
                 if starting:
                     last = (str(error).strip().splitlines() or [""])[-1]
                     raise ClusterError(f"a worker of the Ray cluster does not start: {last}") from None
-                self._remove(worker)
                 worker.lost_with_node = NODE_DIED in str(error)
-                dead.append((worker, worker.gpu_error or _line(error)))
-                continue
-            worker.placed = True
-            if reference == worker.placement:
-                continue
-            if reference == worker.loading:
-                worker.facts = found
+                why = one_line(error)
             else:
-                messages, worker.busy = found
-                if messages:
-                    received.append((worker, messages))
-            self._pending[worker.actor.messages.remote(POLL_SECONDS)] = worker
+                worker.placed = True
+                if reference == worker.placement:
+                    continue
+                if reference == worker.loading:
+                    worker.facts = answer
+                else:
+                    messages, worker.busy = answer
+                    received += [(worker, message) for message in messages]
+                self._pending[worker.actor.messages.remote(POLL_SECONDS)] = worker
+                continue
+            self.workers.remove(worker)
+            ray.kill(worker.actor)  # it may only be unreachable: no round may be trained twice
+            worker.why_dead = worker.why_dead or why
+            dead.append(worker)
         return received, dead
 
-    def wait_for_death(self, worker: WorkerHandle) -> list[tuple[WorkerHandle, str]]:
-        """Kill a worker whose answer was lost; returns the workers found dead meanwhile, and why."""
-        dead: list[tuple[WorkerHandle, str]] = []
-        ray.kill(worker.actor)
-        while worker in self.workers:
-            dead += self.receive(POLL_SECONDS)[1]
-        return dead
-
-    def dismiss(self, worker: WorkerHandle, reason: str) -> None:
-        """Kill a worker whose GPU failed; it is found dead a moment later and replaced."""
-        worker.gpu_error = reason
-        ray.kill(worker.actor)
-
-    def _remove(self, worker: WorkerHandle) -> None:
-        self.workers.remove(worker)
-        ray.kill(worker.actor)  # it may only be unreachable: no round may be trained twice
-
-    def assign(self, worker: WorkerHandle, states: Sequence[SessionState]) -> None:
-        """Give cohorts to a worker."""
-        worker.cohorts.update(state.cohort for state in states)
-        worker.actor.assign.remote(list(states))
-
-    def take_back(self, worker: WorkerHandle, cohorts: Sequence[int]) -> None:
-        """Tell a worker to give cohorts up between two rounds."""
-        worker.releasing.update(cohorts)
-        worker.actor.release.remote(list(cohorts))
-
-    def close(self, disconnect: bool) -> None:
-        """Kill all workers, and leave the cluster."""
+    def close(self) -> None:
+        """Kill all workers."""
         if ray.is_initialized():
             for worker in self.workers:
                 ray.kill(worker.actor)
-            if disconnect:
-                ray.shutdown()
         self.workers.clear()
         self._pending.clear()
 
@@ -218,16 +179,10 @@ class WorkerPool:
 def unwrapped(error: RayTaskError) -> Exception:
     """What went wrong on a worker, as the driver reports it."""
     cause = error.cause
-    if isinstance(
-        cause, exceptions.RaySystemError
-    ):  # the worker cannot unpickle what it was sent: usually a missing module
+    if isinstance(cause, exceptions.RaySystemError):  # it cannot unpickle what it was sent: usually a missing module
         reason = (str(cause).strip().splitlines() or [""])[0].removeprefix("System error: ")
         return ClusterError(
             f"a worker of the Ray cluster cannot load the experiment ({reason}): every node needs your own modules, "
             "installed or in a folder of the driver's path that it sees"
         )
     return cause if isinstance(cause, CpflError) else error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -11,8 +11,9 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from cpfl.engines.gpu_errors import device_failed, out_of_memory
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.ray import environment
 from cpfl.engines.ray.cluster import limit_to_share
-from cpfl.engines.ray.messages import Arrays, Message, Released, Replica, SessionState, WorkerFailure
+from cpfl.engines.ray.messages import MOVED, PAUSED, Arrays, Message, Released, Replica, SessionState, WorkerFailure
 from cpfl.engines.workers.pool import keep_memory
 from cpfl.errors import ClusterError, CpflError, DataError, SettingError
 from cpfl.models import from_arrays, to_arrays
@@ -54,7 +55,7 @@ class Worker:
     def ping(self) -> None:
         """Answers as soon as Ray has placed this worker on a node."""
 
-    def load(self, tasks: list[Any], name: str, driver: environment.Environment) -> dict[str, Any]:
+    def load(self, tasks: list[Any], driver: environment.Environment) -> dict[str, Any]:
         """Load the one task from the object store and create an engine for it; returns facts about this worker.
 
         The node may have joined after the driver checked the others. So its code is compared before anything of the
@@ -74,7 +75,8 @@ class Worker:
             limit_to_share(self._gpu_share)
         else:
             keep_memory()
-        self._task = unpack(ray.get(tasks[0]))
+        packed = ray.get(tasks[0])
+        self._task = packed if isinstance(packed, Task) else packed()
         notes: list[str] = []
         try:
             self._engine = create.create_engine(
@@ -91,22 +93,21 @@ class Worker:
         self._complete = isinstance(self._engine, LaneEngine) and on_gpu
         threading.Thread(target=self._train, name="training", daemon=True).start()
         device = torch.cuda.get_device_name() if on_gpu else "cpu"
-        return {"worker": name, "node": node, "pid": os.getpid(), "device": device, "notes": notes}
+        return {"node": node, "pid": os.getpid(), "device": device, "notes": notes}
 
     def assign(self, states: Sequence[SessionState]) -> None:
         """Train these cohorts too; current cohorts pause after their open round, then all continue together."""
         with self._changed:
             self._new.extend(states)
             for session in self._sessions.values():
-                if not session.stopping:
-                    session.resuming = session.stopping = True
+                session.request = session.request or PAUSED
             self._changed.notify()
 
     def release(self, cohorts: Sequence[int]) -> None:
         """Give these cohorts up after their open round; a message says when."""
         with self._changed:
             for cohort in self._sessions.keys() & set(cohorts):
-                self._sessions[cohort].resuming, self._sessions[cohort].stopping = False, True
+                self._sessions[cohort].request = MOVED
             for state in [state for state in self._new if state.cohort in cohorts]:
                 self._new.remove(state)
                 self._messages.put(Released(state.cohort))
@@ -155,7 +156,7 @@ class Worker:
         """Sessions that only paused, and the new ones; none when all have stopped or were released."""
         with self._changed:
             for session in sessions:
-                session.resume_or_release()
+                session.resume()
             active = [session for session in sessions if not session.idle]
             active += [self._replica(state) for state in self._new]
             self._new, self._sessions = [], {session.cohort: session for session in active}
@@ -169,20 +170,8 @@ class Worker:
         return replica
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What a worker needs to build the driver's task from a folder of data sets."""
-
-    folder: str
-    experiment: Experiment
-    population: Population
-    start: Arrays
-    starts: dict[int, Arrays]  # of cohorts with a model of their own
-    fingerprint: dict[str, str]
-
-
-def pack(task: Task, folder: str) -> Task | Recipe:
-    """The task itself, or how to build it where this folder is."""
+def portable(task: Task, folder: str) -> Task | Callable[[], Task]:
+    """The task itself, or a function that builds it where this folder of data sets is."""
     if not folder:
         return task
     experiment = task.experiment
@@ -192,18 +181,21 @@ def pack(task: Task, folder: str) -> Task | Recipe:
             raise SettingError(f"node_data = {folder} cannot hold your own {key}, given in Python: leave it out")
     starts = {cohort: to_arrays(own.start) for cohort, own in task.cohort_models.items()}
     population = Population(task.data.clients, task.fleet, task.cohorts, task.label_counts)
-    return Recipe(folder, experiment, population, to_arrays(task.start), starts, task.fingerprint())
+    return partial(_rebuild, folder, experiment, population, to_arrays(task.start), starts, task.fingerprint())
 
 
-def unpack(packed: Task | Recipe) -> Task:
-    """The driver's task on a worker."""
-    if isinstance(packed, Task):
-        return packed
-    task = build_task(packed.experiment, search_roots(Path(packed.folder)), Given(), population=packed.population)
+def _rebuild(
+    folder: str,
+    experiment: Experiment,
+    population: Population,
+    start: Arrays,
+    starts: Mapping[int, Arrays],  # of cohorts with a model of their own
+    fingerprint: Mapping[str, str],
+) -> Task:
+    task = build_task(experiment, search_roots(Path(folder)), Given(), population=population)
     found = task.fingerprint()
-    for name, digest in packed.fingerprint.items():
+    for name, digest in fingerprint.items():
         if found[name] != digest:
-            raise DataError(f"the {name} data in node_data = {packed.folder} are not the driver's: checksums differ")
-    own_models = task.cohort_models.items()
-    others = {cohort: replace(own, start=from_arrays(packed.starts[cohort])) for cohort, own in own_models}
-    return replace(task, start=from_arrays(packed.start), cohort_models=others)
+            raise DataError(f"the {name} data in node_data = {folder} are not the driver's: checksums differ")
+    own = {cohort: replace(one, start=from_arrays(starts[cohort])) for cohort, one in task.cohort_models.items()}
+    return replace(task, start=from_arrays(start), cohort_models=own)
