@@ -97,13 +97,15 @@ def test_the_cluster_is_let_go_whatever_happens(cluster: Nodes, tmp_path: Path) 
 CARDS = """
 import json, os, pathlib, sys
 import ray
-from cpfl.engines.ray import ClusterConfig
+from cpfl.engines.ray import ClusterConfig, cluster
 from cpfl.sweep import on_ray
 
 def look():
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
-with on_ray.cluster_scheduler(ClusterConfig(sys.argv[1], 0.5), pathlib.Path(sys.argv[2]), None, 0) as scheduler:
+config = ClusterConfig(sys.argv[1], 0.5)
+with cluster.connection(config):
+    scheduler = on_ray.ClusterScheduler(config, pathlib.Path(sys.argv[2]), None, 0)
     one = on_ray.task(look, {"num_cpus": 1, "num_gpus": 0.5}, True)
     runs = [ray.get(one.remote()) for _ in range(6)]
     drivers = [ray.get(on_ray.task(look, scheduler.driver(), True).remote()) for _ in range(2)]

@@ -24,6 +24,7 @@ FILE = "sweep.json"
 SCHEMA = 2
 MAX_VALUE = 40  # characters of a value in a folder's name
 MAX_NAME = 120
+JSON_WORD = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false|null|NaN|-?Infinity", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,8 @@ class SweepGrid:
         """Write sweep.json, unless it holds the same already."""
         with files.explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        tree = {
-            "schema": SCHEMA,
-            "engine": self.engine,
-            "data": self.data,
-            "runs": self.runs,
-            "given": self.given,
-            "experiment": self.base.model_dump(mode="json"),
-        }
+        tree = {"schema": SCHEMA, "engine": self.engine, "data": self.data, "runs": self.runs, "given": self.given}
+        tree["experiment"] = self.base.model_dump(mode="json")
         if not (folder / FILE).is_file() or files.read_json(folder / FILE) != tree:
             files.write_json(folder / FILE, tree)
 
@@ -152,9 +147,9 @@ def value_of(tree: Mapping[str, Any], key: str) -> Any:
 
 def _check_equal(wanted: Experiment, found: Experiment, folder: Path) -> None:
     if wanted != found:
-        one, other = wanted.model_dump(mode="json"), found.model_dump(mode="json")
-        differs = next(key for key in _leaves(other) if value_of(one, key) != value_of(other, key))
-        setting = f"{differs} = {value_of(other, differs)!r}"
+        one, other = _leaves(wanted.model_dump(mode="json")), _leaves(found.model_dump(mode="json"))
+        differs = next(key for key in [*other, *one] if one.get(key) != other.get(key))
+        setting = f"{differs} = {other.get(differs)!r}"
         raise RunFolderError(f"{folder} holds a sweep with other settings ({setting}): choose another folder")
 
 
@@ -170,17 +165,9 @@ def _value_name(value: Any) -> str:
     """A value in a folder's name; where it does not fit as it is, a digest makes it unique."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True).removesuffix(".0")
     word = re.sub(r"[^\w.+=-]+", "_", text, flags=re.ASCII)
-    if word == text and 0 < len(word) <= MAX_VALUE and not (isinstance(value, str) and _is_json(text)):
+    if word == text and 0 < len(word) <= MAX_VALUE and not (isinstance(value, str) and JSON_WORD.fullmatch(text)):
         return word
     return f"{word[:MAX_VALUE]}-{_digest(json.dumps(value, sort_keys=True))}"
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _digest(text: str) -> str:

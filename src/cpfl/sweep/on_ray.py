@@ -5,9 +5,8 @@ its cohorts. Tasks write their run folders, so all nodes must see the sweep's fo
 task again on another one, and the run resumes from its folder.
 """
 
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +26,19 @@ from cpfl.sweep.progress import POLL_SECONDS, End, SweepCallback, Work, run_or_r
 MAX_RETRIES = 3  # by Ray, of a run whose node or process died
 
 
-@contextlib.contextmanager
-def cluster_scheduler(
-    config: ClusterConfig, folder: Path, data: str | None, workers: int
-) -> "Iterator[ClusterScheduler]":
-    """Connect to the cluster and check it, before anything is written.
+class ClusterScheduler:
+    """Gives the runs of a sweep to the Ray cluster that this process is connected to."""
 
-    `workers` is the maximum of all runs together; 0: all that fit.
-    """
-    with cluster.connection(config):
-        found = cluster.check_cluster(config, workers)
+    def __init__(self, config: ClusterConfig, folder: Path, data: str | None, workers: int) -> None:
+        """Check the cluster, before anything is written. `workers` is the maximum of all runs; 0: all that fit."""
+        self._config, self._found, self._drivers = config, cluster.check_cluster(config, workers), 0
         parent = next(p for p in [folder.absolute(), *folder.absolute().parents] if p.is_dir())
         with tempfile.NamedTemporaryFile(dir=parent, prefix=".cpfl-seen-") as file:
             name = f"the folder {parent}, into which the runs of this sweep are to be written"
             cluster.check_path(file.name, name)
         if data is not None and not config.node_data:
             cluster.check_path(data, f"data = {data}")
-        yield ClusterScheduler(config, found, config.node_data or data)  # a run's driver is on some node, too
-
-
-class ClusterScheduler:
-    """Gives the runs of a sweep to a Ray cluster."""
-
-    def __init__(self, config: ClusterConfig, found: cluster.Cluster, data: str | None) -> None:
-        self._config, self._found, self._data, self._drivers = config, found, data, 0
+        self._data = config.node_data or data  # a run's driver is on some node, too
 
     def run(self, work: Work, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
         """All runs, as many at the same time as there are slots for."""

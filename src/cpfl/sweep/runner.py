@@ -28,6 +28,7 @@ from cpfl.sweep.progress import POLL_SECONDS, End, RunProgress, SweepCallback, W
 from cpfl.task.loading import absolute, given_arrays, load_task
 
 PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public": "public"}
+KILLED = "a process of the sweep was killed during this run: the same command resumes it"
 WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP reads it when a process starts
 
 
@@ -100,10 +101,12 @@ def sweep(
     with contextlib.ExitStack() as stack:
         scheduler = None
         if grid.engine == "ray":
-            from cpfl.sweep.on_ray import cluster_scheduler  # Ray is optional
+            from cpfl.engines.ray.cluster import connection  # Ray is optional
+            from cpfl.sweep.on_ray import ClusterScheduler
 
+            stack.enter_context(connection(common["cluster"]))
             workers = common.get("workers", 0)
-            scheduler = stack.enter_context(cluster_scheduler(common["cluster"], folder, common.get("data"), workers))
+            scheduler = ClusterScheduler(common["cluster"], folder, common.get("data"), workers)
         grid.merged(folder).write(folder)
         callback.on_start(grid, finished)
         for name in finished:
@@ -160,48 +163,38 @@ def _check(grid: SweepGrid, folder: Path, common: Mapping[str, Any], notify: Cal
 def run_in_processes(work: Work, jobs: int, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
     """All runs, `jobs` at the same time. If a process is killed, the runs that had started count as failed."""
     left = dict(work)
-    while left:
-        started = _run_in_pool(left, jobs, common, callback, end)
-        for path in [path for path in left if path.name in started]:
-            reason = "a process of the sweep was killed during this run: the same command resumes it"
-            end(path, RunFolderError(f"{path}: {reason}"))
-            del left[path]
-
-
-def _run_in_pool(
-    left: dict[Path, Experiment], jobs: int, common: Mapping[str, Any], callback: SweepCallback, end: End
-) -> set[str]:
-    """Run what is left and remove it; if the pool breaks, the names of the runs that had started."""
-    context = multiprocessing.get_context("spawn")  # torch does not survive a fork
-    progress_queue: Any = context.Queue()
-    started: set[str] = set()
-    with contextlib.ExitStack() as stack:
-        if WAIT_POLICY not in os.environ:  # threads that spin while they wait would slow the other processes
-            os.environ[WAIT_POLICY] = "PASSIVE"
-            stack.callback(os.environ.pop, WAIT_POLICY)
-        pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _start_process, (progress_queue,))
-        stack.enter_context(pool)
-        futures = {pool.submit(_run, experiment, path, common): path for path, experiment in left.items()}
-        try:
-            while futures:
-                ended, _ = concurrent.futures.wait(futures, POLL_SECONDS, "FIRST_COMPLETED")
-                while not progress_queue.empty():
-                    progress = progress_queue.get()
-                    started.add(progress.name)
-                    callback.on_progress(progress)
-                for future in ended:
-                    path, error = futures.pop(future), future.exception()
-                    if isinstance(error, BrokenProcessPool):
-                        return started or {path.name for path in left}
-                    del left[path]
-                    end(path, error if isinstance(error, Exception) else None)
-                callback.on_wait()
-        except BaseException:  # neither start nor finish other runs: they can be resumed
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-    return set()
+    while left:  # in a new pool after a process was killed
+        context = multiprocessing.get_context("spawn")  # torch does not survive a fork
+        progress_queue: Any = context.Queue()
+        started: set[str] = set()
+        with contextlib.ExitStack() as stack:
+            if WAIT_POLICY not in os.environ:  # threads that spin while they wait would slow the other processes
+                os.environ[WAIT_POLICY] = "PASSIVE"
+                stack.callback(os.environ.pop, WAIT_POLICY)
+            pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _start_process, (progress_queue,))
+            stack.enter_context(pool)
+            futures = {pool.submit(_run, experiment, path, common): path for path, experiment in left.items()}
+            try:
+                while futures:
+                    ended, _ = concurrent.futures.wait(futures, POLL_SECONDS, "FIRST_COMPLETED")
+                    while not progress_queue.empty():
+                        progress = progress_queue.get()
+                        started.add(progress.name)
+                        callback.on_progress(progress)
+                    for future in ended:
+                        path, error = futures.pop(future), future.exception()
+                        if isinstance(error, BrokenProcessPool):
+                            if started and path.name not in started:
+                                continue
+                            error = RunFolderError(f"{path}: {KILLED}")
+                        del left[path]
+                        end(path, error if isinstance(error, Exception) else None)
+                    callback.on_wait()
+            except BaseException:  # neither start nor finish other runs: they can be resumed
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
 
 
 # In the processes.

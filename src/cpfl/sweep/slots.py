@@ -23,12 +23,8 @@ def allocate(runs: Runs, total: int) -> Slots:
     costs = {name: cost(experiment) for name, experiment in runs.items()}
     whole = sum(costs.values())
     plain = {name: _limited(runs[name], total, int(total * costs[name] / whole + 1e-9)) for name in runs}
-    best, shortest = plain, MAX_TIME * duration(runs, plain, total)
-    for candidate in _candidates(runs, plain, total):
-        time = duration(runs, candidate, total)
-        if time < shortest:
-            best, shortest = candidate, time
-    return best
+    best = min(_candidates(runs, plain, total), key=lambda slots: duration(runs, slots, total), default=plain)
+    return best if duration(runs, best, total) < MAX_TIME * duration(runs, plain, total) else plain
 
 
 def order(runs: Runs, slots: Slots) -> list[Any]:

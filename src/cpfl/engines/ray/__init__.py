@@ -45,15 +45,11 @@ def check_config(engine: str, config: ClusterConfig) -> None:
     if importlib.util.find_spec("ray") is None:
         raise SettingError("engine = ray needs Ray, which is not installed: pip install 'cpfl[ray]'")
     if not MIN_GPU_SHARE <= config.gpu_share <= 1:
-        raise SettingError(
-            f"gpu_share = {config.gpu_share:g} is not allowed: at least {MIN_GPU_SHARE:g}, Ray's smallest share, "
-            "and at most 1"
-        )
+        allowed = f"at least {MIN_GPU_SHARE:g}, Ray's smallest share, and at most 1"
+        raise SettingError(f"gpu_share = {config.gpu_share:g} is not allowed: {allowed}")
     if config.device not in DEVICES:
-        raise SettingError(
-            f"device = {config.device} does not go with engine = ray: {', '.join(DEVICES)}; Ray chooses which of a "
-            "node's GPUs a worker gets"
-        )
+        allowed = f"{', '.join(DEVICES)}; Ray chooses which of a node's GPUs a worker gets"
+        raise SettingError(f"device = {config.device} does not go with engine = ray: {allowed}")
     if config.address.startswith("ray://"):
         raise SettingError(f"address = {config.address} is a Ray client's address: {ADDRESSES}")
     if config.address not in ("", "auto") and not config.address.rpartition(":")[2].isdigit():

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cpfl.federation.messages import AlgorithmState
 from cpfl.federation.session import ClosedRound, RoundResult, Session
@@ -118,15 +117,14 @@ def copy_beside(state: State) -> Arrays:
     devices = {value.device for value in state.values() if value.is_cuda}
     if len(devices) != 1:
         return to_arrays(state)
-    stream = _stream(devices.pop())
+    stream, host = _stream(devices.pop()), dict(state)
     with torch.cuda.stream(stream):
-        host = {name: _pinned(value) if value.is_cuda else value for name, value in state.items()}
+        for name, value in state.items():
+            if value.is_cuda:
+                pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+                host[name] = pinned.copy_(value.detach(), non_blocking=True)
     stream.synchronize()
     return to_arrays(host)
-
-
-def _pinned(value: Tensor) -> Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value.detach(), non_blocking=True)
 
 
 @functools.cache

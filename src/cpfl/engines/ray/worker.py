@@ -5,6 +5,7 @@ workers of a node share arrays in the object store and memory-mapped images of a
 what an experiment derives from a folder's images: limited sets, a held-out test set, resized public images.
 """
 
+import contextlib
 import os
 import queue
 import threading
@@ -77,11 +78,9 @@ class Worker:
             keep_memory()
         packed = ray.get(tasks[0])
         self._task = packed if isinstance(packed, Task) else packed()
-        notes: list[str] = []
+        kind, notes = "lanes" if on_gpu else "workers", list[str]()
         try:
-            self._engine = create.create_engine(
-                "lanes" if on_gpu else "workers", self._task, self._device, notes.append, 1
-            )
+            self._engine = create.create_engine(kind, self._task, self._device, notes.append, 1)
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -116,12 +115,10 @@ class Worker:
         """New messages, after waiting up to `seconds` for the first, and the share of time spent training since the
         last call."""
         found: list[Message] = []
-        try:
+        with contextlib.suppress(queue.Empty):
             found.append(self._messages.get(timeout=seconds))
             while len(found) < MAX_MESSAGES:
                 found.append(self._messages.get_nowait())
-        except queue.Empty:
-            pass
         now = time.monotonic()
         busy, self._busy = self._busy, 0.0
         with self._changed:
@@ -158,16 +155,14 @@ class Worker:
             for session in sessions:
                 session.resume()
             active = [session for session in sessions if not session.idle]
-            active += [self._replica(state) for state in self._new]
+            for state in self._new:
+                replica = self._task.session(state.cohort, Replica)
+                assert isinstance(replica, Replica)
+                replica.send, replica.complete = self._messages.put, self._complete
+                state.restore(replica)
+                active.append(replica)
             self._new, self._sessions = [], {session.cohort: session for session in active}
             return active
-
-    def _replica(self, state: SessionState) -> Replica:
-        replica = self._task.session(state.cohort, Replica)
-        assert isinstance(replica, Replica)
-        replica.send, replica.complete = self._messages.put, self._complete
-        state.restore(replica)
-        return replica
 
 
 def portable(task: Task, folder: str) -> Task | Callable[[], Task]:
