@@ -9,7 +9,8 @@ from pydantic import ConfigDict, ValidationError
 
 from cpfl.errors import SettingError
 from cpfl.federation import optimizers
-from cpfl.settings import GIVEN, Experiment, experiment_file, messages
+from cpfl.settings import GIVEN, Experiment, experiment_file
+from cpfl.settings.experiment import sentence
 from cpfl.settings.types import Integer, Number, Section
 
 ALLOWED = {  # what a deployed run can follow of settings that simulations follow further
@@ -47,7 +48,7 @@ def read(experiment: str | Path | Experiment, config: Mapping[str, Any]) -> tupl
     try:
         run = RunSettings.model_validate(dict(config))
     except ValidationError as error:
-        raise SettingError(messages.sentence(error, RunSettings)) from None
+        raise SettingError(sentence(error)) from None
     chosen = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
     own = {field.alias for field in RunSettings.model_fields.values()}
     changes = {key: value for key, value in config.items() if key not in own}

@@ -59,7 +59,7 @@ class Experiment(Section):
         try:
             super().__init__(**tree)
         except ValidationError as error:
-            raise SettingError(_sentence(error)) from None
+            raise SettingError(sentence(error)) from None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -90,7 +90,7 @@ def unknown_key(key: str) -> str:
     return f"there is no setting {key}; {hint or 'known here: ' + ', '.join(siblings)}"
 
 
-def _sentence(error: ValidationError) -> str:
+def sentence(error: ValidationError) -> str:
     """The first mistake: its key, the given value and what is allowed."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
