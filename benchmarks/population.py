@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import numpy as np
 import torch
 
@@ -25,6 +24,7 @@ from cpfl import method
 from cpfl.data.federated import Given, as_samples
 from cpfl.diagnostics import Stopwatch, lasting
 from cpfl.engines.create import create_engine
+from cpfl.report import style
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import describe
@@ -139,17 +139,20 @@ def main() -> None:
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Seconds and memory of the setup over the number of clients."""
     pairs = (("setup_seconds", "seconds of setup"), ("private_memory_gb", "maximum private memory, GB"))
-    axis = alt.Axis(values=[row["clients"] for row in rows], format="~s", labelFlush=False)
+    axis = {"values": [row["clients"] for row in rows], "format": "~s", "labelFlush": False}
     charts = [
-        alt.Chart(alt.InlineData(values=rows), width=320, height=220)
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("clients:Q", scale=alt.Scale(type="log"), axis=axis),
-            y=alt.Y(f"{key}:Q", title=title, scale=alt.Scale(type="log")),
+        {"width": 320, "height": 220}
+        | style.mark(
+            "line",
+            {
+                "x": style.field("clients:Q", scale={"type": "log"}, axis=axis),
+                "y": style.field(f"{key}:Q", title=title, scale={"type": "log"}),
+            },
+            point=True,
         )
         for key, title in pairs
     ]
-    alt.hconcat(*charts).save(path, scale_factor=2)
+    style.save(style.SHARED | {"data": {"name": "rows"}, "hconcat": charts} | style.datasets(rows=rows), path)
 
 
 if __name__ == "__main__":

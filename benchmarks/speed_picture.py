@@ -10,8 +10,6 @@ import argparse
 import json
 from pathlib import Path
 
-import altair as alt
-
 from cpfl.report import style
 
 LOOP, PEER, OURS = "the plain loop", "pfl-research 0.6.0", "lanes"
@@ -35,16 +33,22 @@ def main() -> None:
     ]
     for row in rows:
         row["label"] = f"{row['speed']:,.0f}" + (f", {row['speed'] / loop:.0f} times" if row["kind"] == OURS else "")
-    colour = style.colour_of("kind", [OURS, PEER, LOOP]).legend(None)
-    way = alt.Y("way:N", sort=[str(row["way"]) for row in rows], title=None, axis=alt.Axis(labelLimit=330))
     # Bars begin at 0: their lengths can be compared.
-    scale = alt.Scale(domain=[0, 1.3 * max(float(row["speed"]) for row in rows)], nice=False)
-    speed = alt.X("speed:Q", title="samples trained a second", scale=scale, axis=alt.Axis(format=style.PLAIN))
-    bars = style.data("rows").mark_bar().encode(x=speed, y=way, color=colour)
-    texts = style.data("rows").mark_text(align="left", dx=5).encode(x=speed, y=way, text="label:N")
+    scale = {"domain": [0, 1.3 * max(float(row["speed"]) for row in rows)], "nice": False}
+    ways = [str(row["way"]) for row in rows]
+    base = {
+        "x": style.field("speed:Q", title="samples trained a second", scale=scale, axis={"format": style.PLAIN}),
+        "y": style.field("way:N", sort=ways, title=None, axis={"labelLimit": 330}),
+    }
+    spec = style.chart(
+        "Samples a second by way of training",
+        style.mark("bar", base | {"color": style.colour_of("kind", [OURS, PEER, LOOP]) | {"legend": None}}),
+        style.mark("text", base | {"text": style.field("label:N")}, align="left", dx=5),
+        height=170,
+        rows=rows,
+    )
     title = "One H200, the paper's CIFAR-10 experiment: whole rounds of 200 clients"
-    spec = style.finished(alt.layer(bars, texts), title, "Samples a second by way of training", height=170)
-    style.save(style.filled(spec, rows=rows), words.out)
+    style.save(spec | {"title": title}, words.out)
 
 
 if __name__ == "__main__":

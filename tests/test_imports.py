@@ -14,7 +14,7 @@ import pytest
 import cpfl
 import cpfl.cli
 
-HEAVY = {"torch", "numpy", "pyarrow", "altair", "scipy", "sklearn", "pydantic", "safetensors", "PIL", "ray", "flwr"}
+HEAVY = {"torch", "numpy", "pyarrow", "vl_convert", "scipy", "sklearn", "pydantic", "safetensors", "PIL", "ray", "flwr"}
 MODULES = 450  # typer and rich are about 350; torch alone is more than a thousand
 COMMANDS = [*cpfl.cli.COMMANDS, *(f"data {name}" for name in ("list", "get", "check", "import")), "deploy local"]
 # Imports happen in a process of their own; what it had imported at its end is the last line.

@@ -42,8 +42,8 @@ def against_n(runs: Rows, out: Path) -> None:
     for measure in AGAINST:
         drawn = any(printed in row for rows in paper.values() for row in rows for _, printed in measure.keys.values())
         title = measure.title + BESIDE * drawn
-        spec = figures.against_n(by_alpha, paper, measure.keys, title, measure.axis)
-        print(style.save(spec, out / f"{measure.name}-against-n.png"))
+        spec = figures.against_n(by_alpha, paper, measure.keys, measure.axis)
+        print(style.save(spec | {"title": title}, out / f"{measure.name}-against-n.png"))
 
 
 def cohorts_of(run: dict[str, Any], data: Path) -> Rows:
@@ -81,12 +81,12 @@ def of_cohorts(alpha: float, cohorts: Rows, out: Path) -> None:
     most = {row["n"]: row["hours"] for row in reversed(rows) if row["share"] >= QUORUM}
     finished = ", ".join(f"n = {n} after {most[n]:.1f} h" for n in numbers)
     print(f"α = {alpha:g}: {QUORUM} % of the cohorts had stopped at {finished}")
-    spec = cohort_figures.finish_times(rows, numbers, f"Finish times of the cohorts, α = {alpha:g}")
-    print(style.save(spec, out / f"finish-times-{alpha:g}.png"))
+    title = {"title": f"Finish times of the cohorts, α = {alpha:g}"}
+    print(style.save(cohort_figures.finish_times(rows, numbers) | title, out / f"finish-times-{alpha:g}.png"))
     few = [one for one in cohorts if 1 < one["n"] <= LARGEST]
-    title = f"Samples in a cohort against its hours, α = {alpha:g}"
-    spec = cohort_figures.sizes(few, tuple(sorted({one["n"] for one in few})), title)
-    print(style.save(spec, out / f"samples-{alpha:g}.png"))
+    title = {"title": f"Samples in a cohort against its hours, α = {alpha:g}"}
+    spec = cohort_figures.sizes(few, sorted({one["n"] for one in few}))
+    print(style.save(spec | title, out / f"samples-{alpha:g}.png"))
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import tables
 
 from cpfl.presets.published import published
@@ -61,22 +60,28 @@ def measured(rows: list[dict[str, Any]], preset: str, augmented: bool, way: str)
     ]
 
 
-def panel(axis: str, shown: bool) -> alt.LayerChart | alt.FacetChart:
+def panel(axis: str, shown: bool) -> style.Spec:
     """One cost against accuracy. A line connects the n that were measured here; the paper prints costs of too few."""
-    scale = alt.Scale(type="log", nice=False, domain=DOMAINS[axis])
-    x = alt.X(f"{axis}:Q", scale=scale, axis=alt.Axis(format=style.PLAIN, values=TICKS[axis]))
-    y = alt.Y("student %:Q", scale=alt.Scale(domain=[42, 82], nice=False), title="global model, test accuracy in %")
-    legend = alt.Legend(orient="bottom", title=None, labelLimit=300) if shown else None
-    colour = style.colour_of("way", [OURS, SAME, PAPER]).legend(legend)
-    base = style.data("rows").encode(x=x, y=y, color=colour)
-    ours = base.transform_filter(alt.datum.way != PAPER)
-    free, taken = (base.transform_filter(alt.datum[f"crowded, {axis}"] == crowded) for crowded in (False, True))
-    theirs, mine = free.transform_filter(alt.datum.way == PAPER), free.transform_filter(alt.datum.way != PAPER)
-    above = theirs.mark_text(align="left", dx=7, dy=-5, fontSize=11).encode(text="label:N")
-    below = mine.mark_text(align="left", dx=7, dy=9, fontSize=11).encode(text="label:N")
-    left = taken.mark_text(align="right", dx=-5, dy=-7, fontSize=11).encode(text="label:N")
-    layers = alt.layer(ours.mark_line(order=False), base.mark_point(filled=True, size=55), above, below, left)
-    return layers.properties(width=310, height=300)
+    scale = {"type": "log", "nice": False, "domain": DOMAINS[axis]}
+    legend = {"orient": "bottom", "title": None, "labelLimit": 300} if shown else None
+    base = {
+        "x": style.field(f"{axis}:Q", scale=scale, axis={"format": style.PLAIN, "values": TICKS[axis]}),
+        "y": style.field(
+            "student %:Q", scale={"domain": [42, 82], "nice": False}, title="global model, test accuracy in %"
+        ),
+        "color": style.colour_of("way", [OURS, SAME, PAPER]) | {"legend": legend},
+    }
+    label = base | {"text": style.field("label:N")}
+    ours, theirs = style.only(f"datum.way !== '{PAPER}'"), style.only(f"datum.way === '{PAPER}'")
+    free, taken = (style.only(f"datum['crowded, {axis}'] === {crowded}") for crowded in ("false", "true"))
+    layers = [
+        style.mark("line", base, ours, order=False),
+        style.mark("point", base, filled=True, size=55),
+        style.mark("text", label, free, theirs, align="left", dx=7, dy=-5, fontSize=11),
+        style.mark("text", label, free, ours, align="left", dx=7, dy=9, fontSize=11),
+        style.mark("text", label, taken, align="right", dx=-5, dy=-7, fontSize=11),
+    ]
+    return {"layer": layers, "width": 310, "height": 300}
 
 
 def drawn(rows: list[dict[str, Any]], axis: str) -> list[tuple[dict[str, Any], float, float]]:
@@ -105,8 +110,8 @@ def evaluations(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for n in sorted(first)
         for rounds, cpu, accuracy in first[n]["evaluations: round, CPU hours, %"]
     ]
-    title = "cifar10-cpfl: the ensemble of all cohort models"
-    return cohort_figures.evaluations(points, tuple(sorted(first)), title, "accuracy on validation samples, %")
+    spec = cohort_figures.evaluations(points, sorted(first), "accuracy on validation samples, %")
+    return spec | {"title": "cifar10-cpfl: the ensemble of all cohort models"}
 
 
 def main() -> None:
@@ -121,13 +126,12 @@ def main() -> None:
         row["label"] = f"n = {row['n']:g}"
         row |= {f"crowded, {axis}": crowded(row, rows, axis) for axis in DOMAINS}
         print(row["way"], row["label"], *(f"{key} {row[key]:,.1f}" for key in ("student %", "hours", "CPU hours")))
-    words_above = alt.Title(
-        "CIFAR-10 over 200 clients, α = 0.1: what accuracy costs",
-        subtitle="public set: 40,000 images of Tiny-ImageNet here, 100,000 of STL-10 in the paper",
-    )
-    both = alt.hconcat(panel("CPU hours", True), panel("hours", False)).properties(title=words_above)
-    spec = both.to_dict(validate=False) | {"config": style.CONFIG}
-    style.save(style.filled(spec, rows=rows), words.out)
+    title = {
+        "text": "CIFAR-10 over 200 clients, α = 0.1: what accuracy costs",
+        "subtitle": "public set: 40,000 images of Tiny-ImageNet here, 100,000 of STL-10 in the paper",
+    }
+    both = {"title": title, "data": {"name": "rows"}, "hconcat": [panel("CPU hours", True), panel("hours", False)]}
+    style.save(style.SHARED | both | style.datasets(rows=rows), words.out)
     style.save(evaluations(like(runs, "cifar10-cpfl", False)), words.evaluations)
 
 

@@ -92,13 +92,13 @@ def test_pictures(cpfl_command: Command, tmp_path: Path, cohorts: str) -> None:
 
 
 def test_many_classes_get_a_scale(tmp_path: Path) -> None:
-    from cpfl.report import assignment_figure
+    from cpfl.report import assignment_figure, style
 
     row = {"cohort": 0, "clients": 1, "samples": 62, "labels": [1] * 62, "skew": 0.0, "hours_per_round": 1.0}
     row |= {"slowest": 0, "slowest_hours": 2.0}
     view = {"cohorts": 1, "labels": [1] * 62, "skew": 0.0, "hours_per_round": 1.0, "hours_per_round_longest": 1.0}
     spec = assignment_figure.picture([view | {"by_cohort": [row]}], "many", [str(c) for c in range(62)])
-    text = assignment_figure.save(spec, tmp_path / "cohorts.svg").read_text()
+    text = style.save(spec, tmp_path / "cohorts.svg").read_text()
     assert "class, by number" in text
     assert "its slowest client takes part" in text
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import cpfl
+from cpfl.report.cohort_figures import thinned
 from cpfl.report.content import all_figures, content
-from cpfl.report.points import thinned
 from cpfl.report.reading import find_runs
 from cpfl.runs import records
 

@@ -76,7 +76,7 @@ def cohorts(
     """
     from cpfl.cohorts import predefined
     from cpfl.data.federated import Given
-    from cpfl.report import assignment_figure
+    from cpfl.report import assignment_figure, style
     from cpfl.runs import files
     from cpfl.settings import experiment_file
     from cpfl.task import loading
@@ -104,7 +104,7 @@ def cohorts(
         names = loading.class_names(first, data) or list(map(str, range(first.data.classes)))
         title = f"{base.name}: {base.clients} clients, assignment {base.assignment.rule}"
         with files.explained(out):
-            assignment_figure.save(assignment_figure.picture([view.as_dict() for view in views], title, names), out)
+            style.save(assignment_figure.picture([view.as_dict() for view in views], title, names), out)
     if as_json:
         options.show_json({"name": base.name, "seed": base.seed, "assignments": [view.as_dict() for view in views]})
         return

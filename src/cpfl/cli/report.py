@@ -95,7 +95,7 @@ def dashboard(
 
     Example: cpfl dashboard runs; cpfl dashboard runs/demo --port 9000
     """
-    from cpfl.dashboard.server import is_local, serve  # Altair takes half a second to import
+    from cpfl.dashboard.server import is_local, serve
 
     def ready(server: Server) -> None:
         if not is_local(host):

@@ -112,5 +112,5 @@ def _draw(grid: SweepGrid, groups: Mapping[str, list[dict[str, Any]]], folder: P
         title = f"{grid.base.name}: what n costs and gains" + (f", {group}" if group else "")
         # folder_name keeps it safe, whatever the values are
         label = folder_name({"cohorts": 0, "seed": 0, **rows[0].get("settings", {})}).removeprefix("n000-seed0")
-        pictures.append(style.save(figures.trade_off(rows, title), folder / f"trade-off{label}.png"))
+        pictures.append(style.save(figures.trade_off(rows) | {"title": title}, folder / f"trade-off{label}.png"))
     return pictures

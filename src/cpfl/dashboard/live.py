@@ -8,7 +8,7 @@ from typing import Any
 
 from cpfl.dashboard.follow import Followed
 from cpfl.errors import DamagedError
-from cpfl.report import cohort_figures, points
+from cpfl.report import cohort_figures
 from cpfl.report.content import Tree, figure
 from cpfl.report.reading import CohortHistory, RunFacts, shown
 from cpfl.runs import records
@@ -184,12 +184,13 @@ def _figures(root: Path, runs: Sequence[Followed], active: Sequence[Followed]) -
     if drawn := {name(root, run): run.histories for run in drawn_live(active)}:
         title = "Validation loss of the cohorts"
         caption = "Every cohort's validation loss so far, with a dot where it stopped."
-        rows = points.losses([({"run": r, "cohort": i}, h) for r, all_ in drawn.items() for i, h in enumerate(all_)])
-        spec = cohort_figures.live_losses(rows, tuple(drawn), max(map(len, drawn.values())), title)
+        cohorts = [({"run": run, "cohort": i}, h) for run, all_ in drawn.items() for i, h in enumerate(all_)]
+        rows, names = cohort_figures.loss_rows(cohorts), list(drawn)
+        spec = cohort_figures.losses(rows, "run", names, names[0], max(map(len, drawn.values())))
         made.append(figure("live-curves", title, caption, spec))
     compared = {name(root, run): run.histories for run in runs[:COMPARED]}
-    if active and len(compared) > 1 and (rows := points.mean_losses(compared)):
+    if active and len(compared) > 1 and (rows := cohort_figures.mean_loss_rows(compared)):
         title = "Runs side by side"
         caption = "The mean validation loss over the cohorts of each run; a stopped cohort keeps its last value."
-        made.append(figure("live-runs", title, caption, cohort_figures.side_by_side(rows, tuple(compared), title)))
+        made.append(figure("live-runs", title, caption, cohort_figures.side_by_side(rows, list(compared))))
     return made

@@ -5,12 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-import vl_convert
-
 from cpfl.errors import SettingError
 from cpfl.report import style
-from cpfl.runs import files
+from cpfl.report.style import PALETTE, Spec, field, mark
 
 FORMATS = (*style.CONVERT, "html", "csv")
 WHOLE = "all"
@@ -20,9 +17,9 @@ TINT = 0.5  # of the palette when it is used a second time
 View = Mapping[str, Any]
 
 
-def picture(views: Sequence[View], title: str, classes: Sequence[str]) -> style.Spec:
+def picture(views: Sequence[View], title: str, classes: Sequence[str]) -> Spec:
     """The specification, with a pair of charts for every n."""
-    charts: list[Any] = []
+    charts: list[Spec] = []
     rows: dict[str, list[dict[str, Any]]] = {}
     for view in views:
         n, by_cohort = view["cohorts"], view["by_cohort"]
@@ -42,17 +39,8 @@ def picture(views: Sequence[View], title: str, classes: Sequence[str]) -> style.
         without_slowest = any(row["slowest_hours"] > 1.001 * row["hours_per_round"] for row in by_cohort)
         charts += [_labels(f"labels-{n}", order, classes, heading), _rounds(f"rounds-{n}", order, without_slowest)]
     description = "; ".join(f"n = {v['cohorts']}: mean label skew {v['skew']:.3f}" for v in views)
-    chart = alt.vconcat(*charts, spacing=12).resolve_scale(color="shared")
-    spec: style.Spec = chart.properties(title=title, description=description).to_dict(validate=False)
-    return style.filled(spec | {"config": style.CONFIG}, **rows)
-
-
-def save(spec: style.Spec, path: Path) -> Path:
-    """Write it in the format of its file name: a figure, or a page that opens offline."""
-    if path.suffix != ".html":
-        return style.save(spec, path)
-    files.write_atomic(path, vl_convert.vegalite_to_html(spec, bundle=True).encode())
-    return path
+    whole = {"title": title, "description": description, "vconcat": charts, "spacing": 12}
+    return style.SHARED | whole | {"resolve": {"scale": {"color": "shared"}}} | style.datasets(**rows)
 
 
 def check_name(path: Path) -> None:
@@ -61,20 +49,21 @@ def check_name(path: Path) -> None:
         raise SettingError(f"{path} is not allowed: a name that ends in {', '.join(FORMATS)} is needed")
 
 
-def _labels(name: str, order: Sequence[str], classes: Sequence[str], heading: str) -> Any:
-    share = ("of its samples, %", ".1f")
-    tips = style.tips(cohort="", **{"class": ""}, count=("samples", ",.0f"), share=share)
-    chart = style.data(name).mark_bar(stroke="white", strokeWidth=min(0.8, 20 / len(order)))
-    return chart.encode(
-        x=_cohorts(order, title=None, labels=False),
-        y=alt.Y("share:Q", title="labels, %", scale=alt.Scale(domain=[0, 100]), stack="zero"),
-        color=_colour(classes),
-        order=alt.Order("index:Q"),
-        tooltip=tips,
-    ).properties(width=style.WIDTH, height=220, title=alt.Title(heading, fontSize=12, fontWeight="normal"))
+def _labels(name: str, order: Sequence[str], classes: Sequence[str], heading: str) -> Spec:
+    encoding = {
+        "x": _cohorts(order, title=None, labels=False),
+        "y": field("share:Q", title="labels, %", scale={"domain": [0, 100]}, stack="zero"),
+        "color": _colour(classes),
+        "order": field("index:Q"),
+        "tooltip": style.tips(
+            cohort="", **{"class": ""}, count=("samples", ",.0f"), share=("of its samples, %", ".1f")
+        ),
+    }
+    bars = mark("bar", encoding, data=name, stroke="white", strokeWidth=min(0.8, 20 / len(order)))
+    return bars | {"width": style.WIDTH, "height": 220, "title": _heading(heading)}
 
 
-def _rounds(name: str, order: Sequence[str], without_slowest: bool) -> Any:
+def _rounds(name: str, order: Sequence[str], without_slowest: bool) -> Spec:
     """Hours of a round; with a line for the slowest client, where some rounds run without it."""
     tips = style.tips(
         cohort="",
@@ -83,31 +72,35 @@ def _rounds(name: str, order: Sequence[str], without_slowest: bool) -> Any:
         slowest=("slowest client", ""),
         slowest_hours=("hours with that one", ".3g"),
     )
-    y = alt.Y("hours_per_round:Q", title="hours a round", axis=alt.Axis(format=style.PLAIN, tickCount=4))
-    base = style.data(name).encode(x=_cohorts(order, title="cohort", labels=True), y=y, tooltip=tips)
-    bars, size = base.mark_bar(color=style.BLUE), {"width": style.WIDTH, "height": 90}
+    y = field("hours_per_round:Q", title="hours a round", axis={"format": style.PLAIN, "tickCount": 4})
+    base = {"x": _cohorts(order, title="cohort", labels=True), "y": y, "tooltip": tips}
+    bars = mark("bar", base, data=name, color=style.BLUE)
+    size = {"width": style.WIDTH, "height": 90}
     if not without_slowest:
-        return bars.properties(**size)
-    ticks = base.mark_tick(color=style.ORANGE, thickness=2).encode(y=alt.Y("slowest_hours:Q"))
-    heading = "expected; the line: when its slowest client takes part"
-    return alt.layer(bars, ticks).properties(title=alt.Title(heading, fontSize=12, fontWeight="normal"), **size)
+        return bars | size
+    ticks = mark("tick", base | {"y": field("slowest_hours:Q")}, data=name, color=style.ORANGE, thickness=2)
+    title = _heading("expected; the line: when its slowest client takes part")
+    return {"layer": [bars, ticks], "title": title, **size}
 
 
-def _cohorts(order: Sequence[str], title: str | None, labels: bool) -> alt.X:
+def _heading(text: str) -> Spec:
+    return {"text": text, "fontSize": 12, "fontWeight": "normal"}
+
+
+def _cohorts(order: Sequence[str], title: str | None, labels: bool) -> Spec:
     step = math.ceil(len(order) / NAMED)
     named = [order[0], *order[1:][step if step > 1 else 0 :: step]]
-    axis = alt.Axis(labelAngle=0, values=named, grid=False, labels=labels, ticks=labels)
-    return alt.X("cohort:N", title=title, sort=list(order), scale=alt.Scale(domain=list(order)), axis=axis)
+    axis = {"labelAngle": 0, "values": named, "grid": False, "labels": labels, "ticks": labels}
+    return field("cohort:N", title=title, sort=list(order), scale={"domain": list(order)}, axis=axis)
 
 
-def _colour(classes: Sequence[str]) -> alt.Color:
+def _colour(classes: Sequence[str]) -> Spec:
     if len(classes) > COLOURED:  # a legend of so many names would say less than a scale
-        scale = alt.Scale(scheme="viridis", domain=[0, len(classes) - 1])
-        return alt.Color("index:Q", title="class, by number", scale=scale)
-    colours = [*style.PALETTE, *map(_tinted, style.PALETTE)]
-    chosen = [colours[i % len(colours)] for i in range(len(classes))]
-    legend = alt.Legend(columns=10 if max(map(len, classes)) <= 3 else 5, symbolType="square")
-    return alt.Color("class:N", title="class", scale=alt.Scale(domain=list(classes), range=chosen), legend=legend)
+        scale = {"scheme": "viridis", "domain": [0, len(classes) - 1]}
+        return field("index:Q", title="class, by number", scale=scale)
+    legend = {"columns": 10 if max(map(len, classes)) <= 3 else 5, "symbolType": "square"}
+    colours = [*PALETTE, *map(_tinted, PALETTE)]
+    return field("class:N", title="class", scale=style.scale(classes, colours), legend=legend)
 
 
 def _tinted(colour: str) -> str:

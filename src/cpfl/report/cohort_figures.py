@@ -1,73 +1,128 @@
-"""Figures of the cohorts: loss curves and stops, timeline, evaluations, finish times, sizes, runs side by side."""
+"""Figures of the cohorts and their rows: loss curves and stops, timeline, evaluations, finish times, sizes."""
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import altair as alt
-
 from cpfl.report import style
+from cpfl.report.groups import Group
+from cpfl.report.reading import CohortHistory
+from cpfl.report.style import BLUE, GREY, ORANGE, Rows, Spec, field, mark, only
 
+POINTS = 6000  # in all curves of one figure: enough for the eye, small enough for the page
+FEWEST = 16  # in one curve, however many there are
+SCATTERED = 3000  # dots in one figure
+STEPS = 120  # moments at which runs are compared
 NAMED = 24  # bars that still have space for a name each
 FAINT = {8: 0.9, 32: 0.5, 10**9: 0.25}  # so many curves: how opaque each
-Numbers = tuple[int, ...]
+DIAMOND = {"filled": True, "size": 90, "shape": "diamond", "opacity": 1}
 
 
-@style.over("cohorts")
-def losses(numbers: Numbers, chosen: int, title: str) -> style.Spec:
-    """Validation loss of every cohort with its stop, beside the run that was not partitioned."""
-    description = f"Validation loss over virtual hours, n = {chosen} shown first"
-    chart = _losses("n", numbers, chosen, max(numbers)).add_params(_menu("n", numbers, chosen))
-    return style.finished(chart, f"{title}, n = {chosen}", description)
+def loss_rows(cohorts: Sequence[tuple[dict[str, Any], CohortHistory]]) -> Rows:
+    """The smoothed validation loss of cohorts over time; each comes with the fields that its rows carry."""
+    each = max(FEWEST, POINTS // max(1, len(cohorts)))
+    rows: list[dict[str, Any]] = []
+    for fields, history in cohorts:
+        curve = thinned(history.curve, each)
+        rows += [{**fields, "hours": short(hours), "loss": short(loss)} for hours, loss in curve]
+        if curve and history.stop:
+            rows[-1] |= {"stop": history.stop, "rounds": history.rounds}
+    return rows
 
 
-@style.over("cohorts")
-def live_losses(runs: tuple[str, ...], cohorts: int, title: str) -> style.Spec:
-    """Validation loss of every cohort with its stop, for one of the runs at a time."""
-    chart = _losses("run", runs, runs[0], cohorts)
-    if len(runs) > 1:
-        chart = chart.add_params(_menu("run", runs, runs[0]))
-    return style.finished(chart, title, "Validation loss of every cohort over virtual hours, with stops")
+def losses(rows: Rows, key: str, options: Sequence[Any], chosen: Any, cohorts: int) -> Spec:
+    """Validation loss of every cohort with its stop, for one of several n or runs at a time.
 
-
-def _losses(field: str, options: Sequence[Any], chosen: Any, cohorts: int) -> Any:
-    base = style.data("cohorts").encode(x=style.hours_axis(), y=style.loss_axis("validation loss, moving average"))
-    curves = base.transform_filter(f"datum.{field} == which_{field}") if field == "n" or len(options) > 1 else base
-    tips = style.tips(cohort="", hours=".2f", loss=".3f", stop=("stopped by", ""))
+    Parameters
+    ----------
+    key, options, chosen
+        What the menu is for, `n` or `run`, its values, and the one drawn first; n = 1 stays beside the others.
+    cohorts
+        The largest number of curves at a time.
+    """
+    by_n = key == "n"
+    menu = by_n or len(options) > 1
+    shown, stopped = [only(f"datum.{key} == which_{key}")] if menu else [], only("isValid(datum.stop)")
+    y = field("loss:Q", title="validation loss, moving average", scale={"zero": False})
+    base = {"x": style.hours_axis(), "y": y}
+    more: dict[str, Any] = {} if by_n else {"rounds": ""}
+    tooltip = {"tooltip": style.tips(cohort="", hours=".2f", loss=".3f", stop=("stopped by", ""), **more)}
+    dots = base | tooltip | ({"size": _size(45, 14)} if by_n else {})
     faint = next(opacity for most, opacity in FAINT.items() if cohorts <= most)
-    stopped = "isValid(datum.stop)"
-    dots = curves.transform_filter(stopped).mark_circle(color=style.BLUE, opacity=1, size=45)
-    layers = [curves.mark_line(color=style.BLUE, strokeWidth=1.5, opacity=faint).encode(detail="cohort:N")]
-    if field == "run":
-        return alt.layer(*layers, dots.encode(tooltip=[*tips, *style.tips(rounds="")]))
-    layers.append(dots.encode(size=_size(45, 14), tooltip=tips))
-    if 1 in options:
-        plain = base.transform_filter("datum.n == 1")
-        end = plain.transform_filter(stopped).mark_point(
-            size=110, color=style.ORANGE, shape="diamond", filled=True, opacity=1
-        )
-        layers += [plain.mark_line(color=style.ORANGE, strokeWidth=2.5, strokeDash=[6, 4]), end.encode(tooltip=tips)]
-    return alt.layer(*layers)
+    layers = [
+        mark("line", base | {"detail": field("cohort:N")}, *shown, color=BLUE, strokeWidth=1.5, opacity=faint),
+        mark("circle", dots, *shown, stopped, color=BLUE, opacity=1, size=45),
+    ]
+    if by_n and 1 in options:
+        plain = only("datum.n == 1")
+        layers += [
+            mark("line", base, plain, color=ORANGE, strokeWidth=2.5, strokeDash=[6, 4]),
+            mark("point", base | tooltip, plain, stopped, **DIAMOND | {"color": ORANGE, "size": 110}),
+        ]
+    first = f"Validation loss over virtual hours, n = {chosen} shown first"
+    description = first if by_n else "Validation loss of every cohort over virtual hours, with stops"
+    return style.chart(description, *layers, params=[_menu(key, options, chosen)] if menu else [], cohorts=rows)
 
 
-@style.over("runs")
-def side_by_side(runs: tuple[str, ...], title: str) -> style.Spec:
+def mean_loss_rows(runs: Mapping[str, Sequence[CohortHistory]]) -> Rows:
+    """The mean validation loss over the cohorts of each run; a cohort that has stopped keeps its last value."""
+    rows = []
+    for run, histories in runs.items():
+        curves = [history.curve for history in histories]
+        if not all(curves):  # a mean over some of the cohorts would jump
+            continue
+        first, last = max(curve[0][0] for curve in curves), max(curve[-1][0] for curve in curves)
+        steps = STEPS if last > first else 0
+        for moment in (first + (last - first) * i / max(1, steps) for i in range(steps + 1)):
+            values = (curve[bisect_right(curve, (moment, float("inf"))) - 1][1] for curve in curves)
+            rows.append({"run": run, "hours": short(moment), "loss": short(sum(values) / len(curves))})
+    return rows
+
+
+def side_by_side(rows: Rows, runs: Sequence[str]) -> Spec:
     """The mean validation loss over the cohorts, one line for every run."""
+    y = field("loss:Q", title="mean validation loss", scale={"zero": False})
+    base = {"x": style.hours_axis(), "y": y, "color": style.colour_of("run", runs)}
     tips = style.tips(run="", hours=".2f", loss=("mean loss", ".3f"))
-    base = style.data("runs").encode(
-        x=style.hours_axis(), y=style.loss_axis("mean validation loss"), color=style.colour_of("run", runs)
+    return style.chart(
+        f"Mean validation loss over virtual hours: {', '.join(runs)}",
+        mark("line", base, strokeWidth=2),
+        mark("circle", base | {"tooltip": tips}, size=60, opacity=0),  # invisible: they carry the tooltip
+        runs=rows,
     )
-    targets = base.mark_circle(size=60, opacity=0).encode(tooltip=tips)  # invisible: they carry the tooltip
-    chart = alt.layer(base.mark_line(strokeWidth=2), targets)
-    return style.finished(chart, title, f"Mean validation loss over virtual hours: {', '.join(runs)}")
 
 
-@style.over("cohorts")
-def timeline(numbers: Numbers, chosen: int, title: str, reasons: tuple[str, ...]) -> style.Spec:
+def timeline_rows(group: Group) -> Rows:
+    """One bar for every cohort, by stopping time: how long its average participant worked and how long it waited."""
+    rows = []
+    for run in group.first_seeds:
+        bars: list[dict[str, Any]] = []
+        for cohort, history in enumerate(run.histories):
+            if not history.rounds:
+                continue
+            client, held_up = history.slowest.most_common(1)[0]
+            total = history.clock
+            bars.append(
+                {
+                    "n": run.n,
+                    "cohort": cohort,
+                    "rounds": history.rounds,
+                    "hours": short(total / 3600),
+                    "busy": short(history.busy / 3600),
+                    "waited": short(100 * (1 - history.busy / total) if total else 0.0),
+                    "slowest": client,
+                    "held_up": short(100 * held_up / total if total else 0.0),
+                    "stop": history.stop or "still training",
+                }
+            )
+        slots = max(len(bars), 6)  # a few bars do not fill the figure
+        for rank, bar in enumerate(sorted(bars, key=lambda bar: bar["hours"])):
+            rows.append(bar | {"top": short((rank + 0.1) / slots), "bottom": short((rank + 0.9) / slots)})
+    return rows
+
+
+def timeline(rows: Rows, numbers: Sequence[int], chosen: int) -> Spec:
     """One bar for every cohort: how long it trained, how long it waited for the slowest client, why it stopped."""
-    parts = ["its average client works", "and waits for the slowest"]
-    y = alt.Y("top:Q", axis=None, scale=alt.Scale(domain=[0, 1], reverse=True))
-    axis = alt.Axis(format=style.PLAIN, tickCount=8)
-    x = alt.X("from:Q", title="virtual hours", scale=alt.Scale(nice=False, zero=True), axis=axis)
     tips = style.tips(
         cohort="",
         hours=".2f",
@@ -77,84 +132,144 @@ def timeline(numbers: Numbers, chosen: int, title: str, reasons: tuple[str, ...]
         slowest=("slowest client", ""),
         held_up=("of the time it was the slowest, %", ".0f"),
     )
-    base = style.data("cohorts").transform_filter("datum.n == which_n")
-    bars = [
-        base.transform_calculate(**{"from": start, "until": end, "part": f"'{part}'"})
-        .mark_rect()
-        .encode(
-            x=x,
-            x2="until:Q",
-            y=y,
-            y2="bottom:Q",
-            color=style.colour_of("part", parts, (style.BLUE, style.ORANGE)),
-            tooltip=tips,
-        )
-        for part, start, end in ((parts[0], "0", "datum.busy"), (parts[1], "datum.busy", "datum.hours"))
-    ]
-    ends = base.transform_calculate(middle="(datum.top + datum.bottom) / 2")
+    parts = {
+        "its average client works": ("0", "datum.busy"),
+        "and waits for the slowest": ("datum.busy", "datum.hours"),
+    }
+    ticks = {"format": style.PLAIN, "tickCount": 8}
+    bar = {
+        "x": field("from:Q", title="virtual hours", scale={"nice": False, "zero": True}, axis=ticks),
+        "x2": {"field": "until"},
+        "y": field("top:Q", axis=None, scale={"domain": [0, 1], "reverse": True}),
+        "y2": {"field": "bottom"},
+        "color": style.colour_of("part", list(parts), (BLUE, ORANGE)),
+        "tooltip": tips,
+    }
+    reasons = sorted({row["stop"] for row in rows})
     shapes = ["circle", "cross", "triangle-right", "square", "diamond", "triangle-up"]
-    scale = alt.Scale(domain=list(reasons), range=shapes[: len(reasons)])
-    shape = alt.Shape("stop:N", title="stop", scale=scale, legend=alt.Legend(orient="bottom", columns=2))
-    marks = ends.mark_point(filled=True, opacity=1, color=style.GREY).encode(
-        x="hours:Q", y=alt.Y("middle:Q"), shape=shape, size=_size(36, 9), tooltip=tips
-    )
-    names = (
-        ends.transform_filter(f"datum.n <= {NAMED}")
-        .transform_calculate(name="'cohort ' + datum.cohort + ', ' + datum.rounds + ' rounds'")
-        .mark_text(align="right", dx=-6, fontSize=11)
-        .encode(x=alt.datum(0), y=alt.Y("middle:Q"), text="name:N")
-    )
-    chart = alt.layer(*bars, marks, names).add_params(_menu("n", numbers, chosen))
+    scale = {"domain": reasons, "range": shapes[: len(reasons)]}
+    shape = field("stop:N", title="stop", scale=scale, legend={"orient": "bottom", "columns": 2})
+    end = {"x": field("hours:Q"), "y": field("middle:Q"), "shape": shape, "size": _size(36, 9), "tooltip": tips}
+    shown, middle = only("datum.n == which_n"), {"calculate": "(datum.top + datum.bottom) / 2", "as": "middle"}
+    text = {"calculate": "'cohort ' + datum.cohort + ', ' + datum.rounds + ' rounds'", "as": "name"}
+    name = {"x": {"datum": 0}, "y": field("middle:Q"), "text": field("name:N")}
+    layers = []
+    for part, ends in parts.items():
+        values = {"from": ends[0], "until": ends[1], "part": f"'{part}'"}
+        layers.append(mark("rect", bar, shown, *({"calculate": how, "as": key} for key, how in values.items())))
+    layers += [
+        mark("point", end, shown, middle, filled=True, opacity=1, color=GREY),
+        mark("text", name, shown, middle, only(f"datum.n <= {NAMED}"), text, align="right", dx=-6, fontSize=11),
+    ]
     description = f"One bar for every cohort, earliest stop first, n = {chosen} shown first"
-    return style.finished(chart, f"{title}, n = {chosen}", description, 320)
+    return style.chart(description, *layers, height=320, params=[_menu("n", numbers, chosen)], cohorts=rows)
 
 
-@style.over("cohorts")
-def finish_times(numbers: Numbers, title: str) -> style.Spec:
-    """The share of cohorts that had stopped by an hour; the last one is marked."""
-    share = alt.Y("share:Q", title="cohorts that have stopped, %", scale=alt.Scale(domain=[0, 100]))
-    base = style.data("cohorts").encode(x=style.hours_axis(), y=share, color=style.colour_n(numbers))
-    tips = style.tips(n="", hours=".2f", share=("stopped, %", ".0f"))
-    lines = base.mark_line(interpolate="step-after", strokeWidth=2)
-    last = base.transform_filter("datum.last").mark_point(filled=True, size=90, shape="diamond", opacity=1)
-    return style.finished(alt.layer(lines, last.encode(tooltip=tips)), title, "Finish times of the cohorts, cumulated")
+def evaluation_rows(group: Group) -> Rows:
+    """Every evaluation of the ensemble of all cohort models, for one seed of every n."""
+    return [
+        {
+            "n": run.n,
+            "round": line["round"],
+            "cpu": short(line["cpu_hours"]),
+            "accuracy": short(line["accuracy"]),
+            "stop": line.get("decision") == "stop",
+        }
+        for run in group.first_seeds
+        for line in run.evaluations
+    ]
 
 
-@style.over("evaluations")
-def evaluations(numbers: Numbers, title: str, axis: str) -> style.Spec:
+def evaluations(rows: Rows, numbers: Sequence[int], axis: str) -> Spec:
     """Accuracy of the ensemble of all cohort models against CPU hours; a diamond where the rule stopped training."""
-    scale, ticks = alt.Scale(type="log", nice=False), alt.Axis(format=style.PLAIN, tickCount=6)
-    base = style.data("evaluations").encode(
-        x=alt.X("cpu:Q", title="CPU hours, evaluations included", scale=scale, axis=ticks),
-        y=alt.Y("accuracy:Q", title=axis, scale=alt.Scale(zero=False)),
-        color=style.colour_n(numbers),
-    )
+    scale, ticks = {"type": "log", "nice": False}, {"format": style.PLAIN, "tickCount": 6}
+    base = {
+        "x": field("cpu:Q", title="CPU hours, evaluations included", scale=scale, axis=ticks),
+        "y": field("accuracy:Q", title=axis, scale={"zero": False}),
+        "color": style.colour_n(numbers),
+    }
     tips = style.tips(n="", round=("after rounds", ""), cpu=("CPU hours", ".4~g"), accuracy=(axis, ".4~g"))
-    each = base.mark_circle(size=18, opacity=1).encode(tooltip=tips)
-    stops = base.transform_filter("datum.stop").mark_point(filled=True, size=90, shape="diamond", opacity=1)
-    lines = base.mark_line(strokeWidth=2)
-    return style.finished(alt.layer(lines, each, stops.encode(tooltip=tips)), title, f"{axis}, against CPU hours")
-
-
-@style.over("cohorts")
-def sizes(numbers: Numbers, title: str) -> style.Spec:
-    """The samples of a cohort against its training time."""
-    dots = style.data("cohorts").mark_circle(size=50, opacity=0.6)
-    chart = dots.encode(
-        x=alt.X("samples:Q", title="training samples in the cohort", scale=alt.Scale(zero=False, padding=12)),
-        y=alt.Y("hours:Q", title="virtual hours until it stopped", axis=alt.Axis(format=style.PLAIN, tickCount=8)),
-        color=style.colour_n(numbers),
-        tooltip=style.tips(n="", seed="", samples=",.0f", hours=".2f"),
+    return style.chart(
+        f"{axis}, against CPU hours",
+        mark("line", base, strokeWidth=2),
+        mark("circle", base | {"tooltip": tips}, size=18, opacity=1),
+        mark("point", base | {"tooltip": tips}, only("datum.stop"), **DIAMOND),
+        evaluations=rows,
     )
-    return style.finished(chart, title, "Samples in a cohort against its hours")
 
 
-def _size(few: int, many: int) -> Any:
+def finish_rows(group: Group, most: int = 200) -> Rows:
+    """The share of the cohorts of each n that had stopped by an hour, all seeds together."""
+    rows = []
+    for n in group.numbers:
+        runs = group.runs_of(n)
+        total = sum(len(run.about["cohorts"]) for run in runs)
+        ended = sorted(cohort.hours for run in runs for cohort in run.cohorts if cohort.stop)
+        steps = [{"n": n, "hours": short(h), "share": short(100 * (i + 1) / total)} for i, h in enumerate(ended)]
+        if steps:
+            last = steps[-1] | ({"last": True} if len(ended) == total else {})
+            rows += [{"n": n, "hours": 0, "share": 0}, *thinned(steps[:-1], most), last]
+    return rows
+
+
+def finish_times(rows: Rows, numbers: Sequence[int]) -> Spec:
+    """The share of cohorts that had stopped by an hour; the last one is marked."""
+    share = field("share:Q", title="cohorts that have stopped, %", scale={"domain": [0, 100]})
+    base = {"x": style.hours_axis(), "y": share, "color": style.colour_n(numbers)}
+    tips = style.tips(n="", hours=".2f", share=("stopped, %", ".0f"))
+    return style.chart(
+        "Finish times of the cohorts, cumulated",
+        mark("line", base, interpolate="step-after", strokeWidth=2),
+        mark("point", base | {"tooltip": tips}, only("datum.last"), **DIAMOND),
+        cohorts=rows,
+    )
+
+
+def size_rows(group: Group) -> Rows:
+    """Samples and hours of every cohort, all seeds, for n above 1."""
+    rows = [
+        {"n": run.n, "seed": run.experiment.seed, "samples": cohort.samples, "hours": short(cohort.hours)}
+        for n in group.numbers
+        if n > 1
+        for run in group.runs_of(n)
+        for cohort in run.cohorts
+        if cohort.samples is not None and cohort.stop
+    ]
+    return thinned(rows, SCATTERED)
+
+
+def sizes(rows: Rows, numbers: Sequence[int]) -> Spec:
+    """The samples of a cohort against its training time."""
+    padded = {"zero": False, "padding": 12}
+    encoding = {
+        "x": field("samples:Q", title="training samples in the cohort", scale=padded),
+        "y": style.hours_axis("virtual hours until it stopped"),
+        "color": style.colour_n(numbers),
+        "tooltip": style.tips(n="", seed="", samples=",.0f", hours=".2f"),
+    }
+    dots = mark("circle", encoding, size=50, opacity=0.6)
+    return style.chart("Samples in a cohort against its hours", dots, cohorts=rows)
+
+
+def thinned(rows: Sequence[Any], most: int) -> list[Any]:
+    """At most so many rows, evenly spaced, with the first and the last."""
+    if len(rows) <= most:
+        return list(rows)
+    step = (len(rows) - 1) / (most - 1)
+    return [rows[round(i * step)] for i in range(most)]
+
+
+def short(value: float) -> float:
+    """Five digits are more than a figure shows."""
+    return float(f"{value:.5g}")
+
+
+def _size(few: int, many: int) -> Spec:
     """Marks that shrink where there are many."""
-    return alt.condition(f"datum.n <= {NAMED}", alt.value(few), alt.value(many))
+    return {"condition": {"test": f"datum.n <= {NAMED}", "value": few}, "value": many}
 
 
-def _menu(field: str, options: Sequence[Any], chosen: Any) -> alt.Parameter:
+def _menu(key: str, options: Sequence[Any], chosen: Any) -> Spec:
     """A menu on the page for the n or the run that is drawn; files show the chosen one."""
-    menu = alt.binding_select(options=list(options), name=f"{field} = ")
-    return alt.param(name=f"which_{field}", value=chosen, bind=menu)
+    menu = {"input": "select", "options": list(options), "name": f"{key} = "}
+    return {"name": f"which_{key}", "value": chosen, "bind": menu}

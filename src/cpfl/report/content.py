@@ -1,11 +1,12 @@
 """The whole report as one plain tree, which becomes a page, files, or an answer over HTTP."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cpfl.errors import CpflError
-from cpfl.report import cohort_figures, figures, points, tables
+from cpfl.report import cohort_figures as inside
+from cpfl.report import figures, tables
 from cpfl.report.advice import MAX_DROP, Advice, advise
 from cpfl.report.groups import Group, group
 from cpfl.report.reading import RunFacts, read_all, shown
@@ -64,7 +65,7 @@ def content_of(runs: Iterable[RunFacts], damaged: Sequence[tuple[str, str]], max
         "title": groups[0].label if len(groups) == 1 else f"{len(groups)} experiments" if groups else "no readable run",
         "max_drop": max_drop,
         "notes": _notes(groups, damaged),
-        "together": _against(groups, "all-") if several else [],
+        "together": _prefixed(_against(groups), "all-") if several else [],
         "groups": [_group(one, advise(one.rows, max_drop), several) for one in groups],
         "damaged": [{"path": path, "reason": reason} for path, reason in damaged],
     }
@@ -77,9 +78,9 @@ def all_figures(tree: Tree) -> list[Tree]:
     return [one for one in found if "spec" in one]
 
 
-def figure(name: str, title: str, caption: str, spec: Tree) -> Tree:
-    """A figure with its title and caption."""
-    return {"id": name, "title": title, "caption": caption, "spec": spec}
+def figure(name: str, title: str, caption: str, spec: Tree, shown: str = "") -> Tree:
+    """A figure with its title and caption; files, which have no menu, add to the title what is `shown`."""
+    return {"id": name, "title": title, "caption": caption, "spec": spec | {"title": title + shown}}
 
 
 def _notes(groups: Sequence[Group], damaged: Sequence[Any]) -> list[str]:
@@ -106,10 +107,10 @@ def _are(count: int, what: str) -> str:
 def _group(one: Group, advice: Advice, several: bool) -> Tree:
     rows, prefix = one.rows, f"{one.id}-" if several else ""
     sections = [
-        ("trade-off", "The trade-off", [_trade_off(one, advice, prefix)] if rows else []),
-        ("against-n", "Against n", [] if several else _against([one], prefix)),
-        ("cohorts", "Inside the cohorts", _cohorts(one, advice, prefix)),
-        ("earlier", "Distilling earlier", _earlier(one, prefix) if rows else []),
+        ("trade-off", "The trade-off", [_trade_off(one, advice)] if rows else []),
+        ("against-n", "Against n", [] if several else _against([one])),
+        ("cohorts", "Inside the cohorts", _cohorts(one, advice)),
+        ("earlier", "Distilling earlier", _earlier(one) if rows else []),
     ]
     return {
         "id": one.id,
@@ -121,9 +122,18 @@ def _group(one: Group, advice: Advice, several: bool) -> Tree:
         "source": one.published.get("source", ""),
         "remarks": one.published.get("remarks", []),
         "differences": one.differences,
-        "sections": [{"id": f"{one.id}-{key}", "title": title, "figures": f} for key, title, f in sections if f],
+        "sections": [
+            {"id": f"{one.id}-{key}", "title": title, "figures": _prefixed(found, prefix)}
+            for key, title, found in sections
+            if found
+        ],
         "runs": [_run(run) for run in sorted(one.runs, key=lambda run: (run.n, run.experiment.seed, run.name))],
     }
+
+
+def _prefixed(figures: Iterable[Tree], prefix: str) -> list[Tree]:
+    """The same figures with names that are unique among several experiments."""
+    return [one | {"id": prefix + one["id"]} for one in figures]
 
 
 def _run(run: RunFacts) -> Tree:
@@ -140,26 +150,26 @@ def _run(run: RunFacts) -> Tree:
     }
 
 
-def _trade_off(one: Group, advice: Advice, prefix: str) -> Tree:
+def _trade_off(one: Group, advice: Advice) -> Tree:
     published = one.published.get("by_n", [])
-    title = f"{one.label}: what n costs and gains"
     caption = (
         "Accuracy against hours: up and left is better. A larger dot costs more CPU hours. "
         "The dashed line is the Pareto front: no other n is both faster and more accurate."
+        f"{_diamonds([one], figures.with_hours(published))}"
     )
-    spec = figures.trade_off(one.summaries, title, published, advice.n)
-    return figure(f"{prefix}trade-off", title, caption + _diamonds([one], figures.with_hours(published)), spec)
+    spec = figures.trade_off(one.summaries, published, advice.n)
+    return figure("trade-off", f"{one.label}: what n costs and gains", caption, spec)
 
 
-def _against(groups: Sequence[Group], prefix: str) -> list[Tree]:
+def _against(groups: Sequence[Group]) -> list[Tree]:
     series = {one.label: one.rows for one in groups if one.rows}
     published = {one.label: one.published.get("by_n", []) for one in groups}
     made = []
     for measure in AGAINST if series else ():
-        spec = figures.against_n(series, published, measure.keys, measure.title, measure.axis)
+        spec = figures.against_n(series, published, measure.keys, measure.axis)
         diamonds = _diamonds(groups, spec["datasets"]["paper"])
         caption = f"{measure.caption} Mean and standard deviation over seeds.{diamonds}"
-        made.append(figure(f"{prefix}{measure.name}-against-n", measure.title, caption, spec))
+        made.append(figure(f"{measure.name}-against-n", measure.title, caption, spec))
     return made
 
 
@@ -171,11 +181,11 @@ def _diamonds(groups: Sequence[Group], drawn: Sequence[Any]) -> str:
     return " Hollow diamonds are the paper's figures." + other * any(one.differences for one in groups)
 
 
-def _cohorts(one: Group, advice: Advice, prefix: str) -> list[Tree]:
+def _cohorts(one: Group, advice: Advice) -> list[Tree]:
     numbers = one.numbers
     split = [n for n in numbers if n > 1]
     chosen = next((n for n in (4, advice.n) if n in split), split[0] if split else numbers[0])
-    seed = f"seed {one.runs_of(chosen)[0].experiment.seed}"
+    shown, seed = f", n = {chosen}", f"seed {one.runs_of(chosen)[0].experiment.seed}"
     plain = "; the dashed line is the run that was not partitioned" if 1 in numbers and split else ""
     public = one.runs[0].experiment.stopping.metric == "public-agreement"
     axis = "agreement on public samples, %" if public else "accuracy on validation samples, %"
@@ -184,47 +194,44 @@ def _cohorts(one: Group, advice: Advice, prefix: str) -> list[Tree]:
         for run in one.first_seeds
         for cohort, history in enumerate(run.histories)
     ]
-    losses, waits, evaluations = points.losses(cohorts), points.waits(one), points.evaluations(one)
-    finishes, sizes = points.finishes(one), points.sizes(one)
-    reasons = tuple(sorted({row["stop"] for row in waits}))
-    draw: list[tuple[str, str, Any, str, Callable[[str], Tree]]] = [
-        ("validation-loss", "Validation loss per cohort", losses,
-         f"Every cohort's validation loss ({seed}), with a dot where it stopped{plain}.",
-         lambda title: cohort_figures.losses(losses, numbers, chosen, title)),
-        ("timeline", "Timeline of the cohorts", waits,
-         f"One bar for every cohort ({seed}), earliest stop first. "
-         "Orange: time in which its average client had finished its work and waited for the slowest.",
-         lambda title: cohort_figures.timeline(waits, numbers, chosen, title, reasons)),
-        ("evaluations", "Accuracy of the ensemble during training", evaluations,
-         "Every evaluation of the ensemble of all cohort models (one seed of every n); a diamond where the rule "
-         "stopped training. The axis is logarithmic: the rule estimates the gain from twice the CPU hours.",
-         lambda title: cohort_figures.evaluations(evaluations, numbers, title, axis)),
-        ("finish-times", "Finish times of the cohorts", finishes,
-         "The share of cohorts that had stopped by an hour, all seeds; the diamond is the last cohort.",
-         lambda title: cohort_figures.finish_times(finishes, numbers, title)),
-        ("samples", "Samples in a cohort against its hours", sizes,
-         "Training samples in a cohort against its training time; a dot for every cohort and seed.",
-         lambda title: cohort_figures.sizes(sizes, numbers, title)),
+    losses = inside.losses(inside.loss_rows(cohorts), "n", numbers, chosen, max(numbers))
+    found = [
+        figure("validation-loss", "Validation loss per cohort",
+               f"Every cohort's validation loss ({seed}), with a dot where it stopped{plain}.", losses, shown),
+        figure("timeline", "Timeline of the cohorts",
+               f"One bar for every cohort ({seed}), earliest stop first. "
+               "Orange: time in which its average client had finished its work and waited for the slowest.",
+               inside.timeline(inside.timeline_rows(one), numbers, chosen), shown),
+        figure("evaluations", "Accuracy of the ensemble during training",
+               "Every evaluation of the ensemble of all cohort models (one seed of every n); a diamond where the rule "
+               "stopped training. The axis is logarithmic: the rule estimates the gain from twice the CPU hours.",
+               inside.evaluations(inside.evaluation_rows(one), numbers, axis)),
+        figure("finish-times", "Finish times of the cohorts",
+               "The share of cohorts that had stopped by an hour, all seeds; the diamond is the last cohort.",
+               inside.finish_times(inside.finish_rows(one), numbers)),
+        figure("samples", "Samples in a cohort against its hours",
+               "Training samples in a cohort against its training time; a dot for every cohort and seed.",
+               inside.sizes(inside.size_rows(one), numbers)),
     ]  # fmt: skip
-    return [figure(f"{prefix}{name}", title, caption, make(title)) for name, title, rows, caption, make in draw if rows]
+    return [drawn for drawn in found if any(drawn["spec"]["datasets"].values())]
 
 
-def _earlier(one: Group, prefix: str) -> list[Tree]:
+def _earlier(one: Group) -> list[Tree]:
     numbers, published = one.numbers, one.published.get("at", [])
-    quorums, budgets = points.quorums(one), points.budgets(one)
+    quorums = figures.quorum_rows(one)
     by_quorum = len({row["quorum"] for row in quorums}) > 1
     by_time = any(student.at is not None for run in one.runs for student in run.students)
-    draw: list[tuple[str, str, bool, str, Callable[[str], Tree]]] = [
-        ("quorum-accuracy", "Accuracy by quorum", by_quorum,
-         "The student's accuracy if it is distilled as soon as this share of the cohorts has stopped.",
-         lambda title: figures.quorum(quorums, numbers, "accuracy", title, "accuracy, %")),
-        ("quorum-hours", "Hours by quorum", by_quorum,
-         "The time until this share of the cohorts has stopped: the last cohorts are often slow.",
-         lambda title: figures.quorum(quorums, numbers, "hours", title, "virtual hours")),
-        ("time-budget", "Accuracy against the time budget", by_time,
-         "The student's accuracy if it is distilled after this many hours, from the cohort models of that moment."
-         f"{_diamonds([one], published)}",
-         lambda title: figures.budget(budgets, numbers, published, title)),
+    found = [
+        figure("quorum-accuracy", "Accuracy by quorum",
+               "The student's accuracy if it is distilled as soon as this share of the cohorts has stopped.",
+               figures.earlier(quorums, "quorum", "accuracy", numbers, "accuracy, %")),
+        figure("quorum-hours", "Hours by quorum",
+               "The time until this share of the cohorts has stopped: the last cohorts are often slow.",
+               figures.earlier(quorums, "quorum", "hours", numbers, "virtual hours")),
+        figure("time-budget", "Accuracy against the time budget",
+               "The student's accuracy if it is distilled after this many hours, from the cohort models of that moment."
+               f"{_diamonds([one], published)}",
+               figures.earlier(figures.budget_rows(one), "hours", "accuracy", numbers, "accuracy, %", published)),
     ]  # fmt: skip
     command = "cpfl report DIR --redistill"
     missing = (
@@ -233,9 +240,7 @@ def _earlier(one: Group, prefix: str) -> list[Tree]:
         else f"Not drawn: these runs kept no snapshots. Run them with --set snapshots=5h, then {command}."
     )
     return [
-        figure(f"{prefix}{name}", title, caption, make(title))
-        if available
-        else {"id": f"{prefix}{name}", "title": title, "caption": caption, "missing": missing}
-        for name, title, available, caption, make in draw
-        if max(numbers) > 1 or name == "time-budget"  # a single cohort has no quorum
+        made if available else {"missing": missing} | {key: made[key] for key in ("id", "title", "caption")}
+        for made, available in zip(found, (by_quorum, by_quorum, by_time), strict=True)
+        if max(numbers) > 1 or made["id"] == "time-budget"  # a single cohort has no quorum
     ]

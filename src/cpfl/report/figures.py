@@ -1,23 +1,25 @@
 """Figures of what n costs and gains: the trade-off, every measure against n, and distilling earlier."""
 
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
-import altair as alt
-
 from cpfl.report import style
+from cpfl.report.cohort_figures import short
+from cpfl.report.groups import Group
+from cpfl.report.reading import RunFacts
+from cpfl.report.style import BLUE, GREEN, GREY, Rows, Spec, field, mark, only
 from cpfl.report.tables import by_cohorts
 
 Row = Mapping[str, Any]
-Rows = list[dict[str, Any]]
+HOLLOW = {"shape": "diamond", "size": 90, "strokeWidth": 2}
 
 
-def trade_off(
-    summaries: Iterable[Row], title: str, published: Sequence[Row] = (), recommended: int | None = None
-) -> style.Spec:
+def trade_off(summaries: Iterable[Row], published: Sequence[Row] = (), recommended: int | None = None) -> Spec:
     """Accuracy against virtual hours: a point for every n, CPU hours as its size, the Pareto front drawn."""
-    points: Rows = [
+    means = sorted(by_cohorts(summaries), key=lambda row: row["hours"])
+    points = [
         {
             "n": row["cohorts"],
             "label": f"n = {row['cohorts']}" + (" (recommended)" if row["cohorts"] == recommended else ""),
@@ -27,46 +29,42 @@ def trade_off(
             **_ends(row, "student_accuracy", "accuracy_"),
             "cpu_hours": row["cpu_hours"],
             "seeds": row["seeds"],
+            "rank": rank,
         }
-        for row in by_cohorts(summaries)
+        for rank, row in enumerate(means)
     ]
-    points = [point | {"rank": i} for i, point in enumerate(sorted(points, key=lambda point: point["hours"]))]
     paper = [
         {"label": f"paper, n = {row['n']}", "hours": row["hours"], "accuracy": row["student"]}
         for row in with_hours(published)
     ]
-    scale = tuple(sorted({float(f"{end(p['cpu_hours'] for p in points):.2g}") for end in (min, max)}))
-    values = "; ".join(f"n = {p['n']}: {p['accuracy']:.1f} % after {p['hours']:.3g} h" for p in points)
-    spec = _trade_off(title, f"Accuracy against hours. {values}", scale, len(points), bool(paper))
-    return style.filled(spec, points=points, front=pareto(points), paper=paper)
-
-
-@lru_cache(style.KEPT)
-def _trade_off(title: str, description: str, cpu_scale: tuple[float, ...], count: int, paper: bool) -> style.Spec:
-    x = style.hours_axis("virtual hours to convergence", zero=False, padding=40)
-    y = alt.Y("accuracy:Q", title="test accuracy of the global model, %", scale=alt.Scale(zero=False, padding=36))
-    base = style.data("points").encode(x=x, y=y)
-    legend = alt.Legend(values=list(cpu_scale))
-    cpu = alt.Size("cpu_hours:Q", title="CPU hours", scale=alt.Scale(range=[60, 700]), legend=legend)
-    cost = ("CPU hours", ".1f")
-    tips = style.tips(n="", accuracy=("accuracy, %", ".2f"), hours=".2f", cpu_hours=cost, seeds="")
+    x = style.hours_axis("virtual hours to convergence", scale={"zero": False, "padding": 40})
+    y = field("accuracy:Q", title="test accuracy of the global model, %", scale={"zero": False, "padding": 36})
+    base, label = {"x": x, "y": y}, {"text": field("label:N")}
+    costs = sorted({float(f"{end(point['cpu_hours'] for point in points):.2g}") for end in (min, max)})
+    size = field("cpu_hours:Q", title="CPU hours", scale={"range": [60, 700]}, legend={"values": costs})
+    tips = style.tips(n="", accuracy=("accuracy, %", ".2f"), hours=".2f", cpu_hours=("CPU hours", ".1f"), seeds="")
+    hours = {"x": field("hours_low:Q"), "x2": {"field": "hours_high"}}
+    accuracies = {"y": field("accuracy_low:Q"), "y2": {"field": "accuracy_high"}}
     layers = [
-        style.data("front").mark_line(color=style.GREEN, strokeDash=[6, 4], strokeWidth=2).encode(x=x, y=y),
-        base.mark_rule(color=style.BLUE, opacity=0.5).encode(x=alt.X("hours_low:Q"), x2="hours_high:Q"),
-        base.mark_rule(color=style.BLUE, opacity=0.5).encode(y=alt.Y("accuracy_low:Q"), y2="accuracy_high:Q"),
-        base.mark_circle(color=style.BLUE, opacity=0.9).encode(size=cpu, tooltip=tips),
+        mark("line", base, data="front", color=GREEN, strokeDash=[6, 4], strokeWidth=2),
+        mark("rule", base | hours, color=BLUE, opacity=0.5),
+        mark("rule", base | accuracies, color=BLUE, opacity=0.5),
+        mark("circle", base | {"size": size, "tooltip": tips}, color=BLUE, opacity=0.9),
         *(
-            base.transform_filter(f"datum.rank % 2 == {odd}").mark_text(dy=dy, fontWeight="bold").encode(text="label:N")
-            for odd, dy in enumerate((-22, 24)[:count])  # neighbours would cover each other's names
+            mark("text", base | label, only(f"datum.rank % 2 == {odd}"), dy=dy, fontWeight="bold")
+            for odd, dy in enumerate((-22, 24)[: len(points)])  # neighbours would cover each other's names
         ),
     ]
     if paper:
-        beside = style.data("paper").encode(x=x, y=y)
         layers += [
-            beside.mark_point(shape="diamond", size=90, color=style.GREY, strokeWidth=2),
-            beside.mark_text(dy=16, color=style.GREY).encode(text="label:N"),
+            mark("point", base, data="paper", color=GREY, **HOLLOW),
+            mark("text", base | label, data="paper", dy=16, color=GREY),
         ]
-    return style.finished(alt.layer(*layers), title, description, 340)
+    values = "; ".join(
+        f"n = {row['cohorts']}: {row['student_accuracy']:.1f} % after {row['hours']:.3g} h" for row in means
+    )
+    description = f"Accuracy against hours. {values}"
+    return style.chart(description, *layers, height=340, points=points, front=pareto(points), paper=paper)
 
 
 def with_hours(published: Iterable[Row]) -> list[Row]:
@@ -76,7 +74,7 @@ def with_hours(published: Iterable[Row]) -> list[Row]:
 
 def pareto(points: Iterable[Row]) -> Rows:
     """The points that no other beats in both hours and accuracy, fastest first."""
-    front: Rows = []
+    front: list[Row] = []
     for point in sorted(points, key=lambda p: (p["hours"], -p["accuracy"])):
         if not front or point["accuracy"] > front[-1]["accuracy"]:
             front.append({"hours": point["hours"], "accuracy": point["accuracy"]})
@@ -87,10 +85,9 @@ def against_n(
     series: Mapping[str, Sequence[Row]],
     published: Mapping[str, Sequence[Row]],
     keys: Mapping[str, tuple[str, str]],
-    title: str,
     axis: str,
-) -> style.Spec:
-    """A measure against n on a logarithmic axis: a line for every experiment, mean and spread style.over seeds.
+) -> Spec:
+    """A measure against n on a logarithmic axis: a line for every experiment, mean and spread over seeds.
 
     `keys` gives for each line of an experiment (student, teachers) the measure and the name of its published figure.
     """
@@ -105,71 +102,99 @@ def against_n(
             ]
             beside = (row for row in published.get(label, ()) if printed in row)
             paper += [{**fields, "n": row["n"], "value": row[printed]} for row in beside]
-    numbers = tuple(sorted({point["n"] for point in points + paper}))
-    spec = _against_n(tuple(series), tuple(keys), numbers, title, axis, bool(paper))
-    return style.filled(spec, points=points, paper=paper)
-
-
-@lru_cache(style.KEPT)
-def _against_n(
-    series: tuple[str, ...], keys: tuple[str, ...], numbers: tuple[int, ...], title: str, axis: str, paper: bool
-) -> style.Spec:
+    numbers = sorted({point["n"] for point in points + paper})
     several, accuracy = len(series) > 1, len(keys) > 1  # of student and teachers; the other measures are costs, from 0
-    colours = style.colour_of("experiment", series) if several else alt.value(style.BLUE)
-    x = style.log_n(numbers)
-    y = alt.Y("value:Q", title=axis, scale=alt.Scale(zero=False, padding=12) if accuracy else alt.Scale(zero=True))
-    base = style.data("points").encode(x=x, y=y, color=colours, detail="model:N")
-    dash = alt.StrokeDash("model:N", title=None, scale=alt.Scale(domain=list(keys), range=[[1, 0], [4, 3]]))
-    tips = style.tips(experiment="", model=("of", ""), n="", value=(axis, ".4~g"))
-    line = base.mark_line(strokeWidth=2)
+    colour = style.colour_of("experiment", list(series)) if several else {"value": BLUE}
+    x = field(
+        "n:Q",
+        title="n, the number of cohorts",
+        scale={"type": "log", "base": 2, "nice": False, "padding": 16},
+        axis={"values": numbers, "format": "d", "grid": False, "labelOverlap": True},
+    )
+    y = field("value:Q", title=axis, scale={"zero": False, "padding": 12} if accuracy else {"zero": True})
+    base = {"x": x, "y": y, "color": colour, "detail": field("model:N")}
+    dash = field("model:N", title=None, scale={"domain": list(keys), "range": [[1, 0], [4, 3]]})
+    tooltip = {"tooltip": style.tips(experiment="", model=("of", ""), n="", value=(axis, ".4~g"))}
     layers = [
-        line.encode(strokeDash=dash) if accuracy else line,
-        base.mark_rule(strokeWidth=2, opacity=0.6).encode(y=alt.Y("low:Q"), y2="high:Q"),
-        base.mark_circle(size=60, opacity=1).encode(tooltip=tips),
+        mark("line", base | ({"strokeDash": dash} if accuracy else {}), strokeWidth=2),
+        mark("rule", base | {"y": field("low:Q"), "y2": {"field": "high"}}, strokeWidth=2, opacity=0.6),
+        mark("circle", base | tooltip, size=60, opacity=1),
     ]
     if paper:
-        beside = style.data("paper").encode(x=x, y=y, color=colours if several else alt.value(style.GREY), tooltip=tips)
-        layers.append(beside.mark_point(shape="diamond", size=90, strokeWidth=2))
-    return style.finished(alt.layer(*layers), title, f"{axis} against n, for {', '.join(series)}", 260)
+        other = {"x": x, "y": y, "color": colour if several else {"value": GREY}}
+        layers.append(mark("point", other | tooltip, data="paper", **HOLLOW))
+    return style.chart(f"{axis} against n, for {', '.join(series)}", *layers, height=260, points=points, paper=paper)
 
 
-def quorum(rows: Rows, numbers: tuple[int, ...], field: str, title: str, axis: str) -> style.Spec:
-    """Accuracy or hours against the share of cohorts that had stopped."""
-    steps = tuple(sorted({row["quorum"] for row in rows}))
-    return style.filled(_curves(steps, numbers, field, title, axis, False), points=rows, paper=[])
+def quorum_rows(group: Group) -> Rows:
+    """Accuracy and hours by the share of cohorts that had stopped; n = 1 has no quorum to wait for."""
+    found: dict[tuple[int, float], list[Any]] = defaultdict(list)
+    for run in group.runs:
+        if run.n > 1:
+            for quorum, student in {s.quorum: s for s in reversed(run.students) if s.at is None}.items():
+                found[run.n, quorum].append(student)
+    return [
+        {
+            "n": n,
+            "quorum": short(100 * quorum),
+            **_spread("accuracy", [student.accuracy for student in students]),
+            **_spread("hours", [student.hours for student in students]),
+        }
+        for (n, quorum), students in sorted(found.items())
+    ]
 
 
-def budget(rows: Rows, numbers: Sequence[int], published: Sequence[Row], title: str) -> style.Spec:
-    """Accuracy against the time budget."""
+def budget_rows(group: Group) -> Rows:
+    """Accuracy if the cohorts are distilled after so many hours; a run that has ended gives its final student."""
+    moments = {s.at for run in group.runs for s in run.students if s.at is not None}
+    ended = [run for run in group.runs if run.summary]
+    longest = max((run.students[0].hours for run in ended), default=0.0)
+    rows = []
+    for n in sorted({run.n for run in ended}):
+        every = [run for run in ended if run.n == n]
+        runs = [run for run in every if any(s.at is not None for s in run.students)] or every  # redistilled seeds
+        own_end = max(run.students[0].hours for run in runs)
+        for moment in sorted({*moments, own_end, longest}):
+            known = [accuracy for run in runs if (accuracy := _accuracy_at(run, moment)) is not None]
+            if len(known) == len(runs):  # a mean over other seeds than its neighbours' would jump
+                rows.append({"n": n, "hours": short(moment), **_spread("accuracy", known)})
+    return rows
+
+
+def earlier(rows: Rows, over: str, key: str, numbers: Iterable[int], axis: str, published: Iterable[Row] = ()) -> Spec:
+    """Accuracy or hours of students that were distilled earlier: a curve for every n over the quorum or the hours."""
     paper = [{"n": row["n"], "hours": row["hours"], "accuracy": row["student"]} for row in published]
-    every = tuple(sorted({*numbers, *(row["n"] for row in paper)}))
-    return style.filled(_curves((), every, "accuracy", title, "accuracy, %", bool(paper)), points=rows, paper=paper)
-
-
-@lru_cache(style.KEPT)
-def _curves(
-    quorums: tuple[float, ...], numbers: tuple[int, ...], field: str, title: str, axis: str, paper: bool
-) -> style.Spec:
-    """One curve for every n, over the quorums or, without them, over the time budget."""
-    over = "quorum" if quorums else "hours"
-    if quorums:
-        scale, ticks = alt.Scale(zero=False, nice=False, padding=14), alt.Axis(values=list(quorums))
-        x = alt.X("quorum:Q", title="quorum: share of cohorts that had stopped, %", scale=scale, axis=ticks)
+    every = sorted({*numbers, *(row["n"] for row in paper)})
+    if over == "quorum":
+        scale, ticks = {"zero": False, "nice": False, "padding": 14}, {"values": sorted({row[over] for row in rows})}
+        x = field("quorum:Q", title="quorum: share of cohorts that had stopped, %", scale=scale, axis=ticks)
     else:
-        scale, ticks = alt.Scale(padding=14), alt.Axis(format=style.PLAIN)
-        x = alt.X("hours:Q", title="time budget, virtual hours", scale=scale, axis=ticks)
-    y = alt.Y(f"{field}:Q", title=axis, scale=alt.Scale(zero=False, padding=12))
-    base = style.data("points").encode(x=x, y=y, color=style.colour_n(numbers))
-    tips = style.tips(n="", **{over: ("at", ".4~g"), field: (axis, ".4~g")})
+        plain = {"format": style.PLAIN}
+        x = field("hours:Q", title="time budget, virtual hours", scale={"padding": 14}, axis=plain)
+    y = field(f"{key}:Q", title=axis, scale={"zero": False, "padding": 12})
+    base = {"x": x, "y": y, "color": style.colour_n(every)}
+    tooltip = {"tooltip": style.tips(n="", **{over: ("at", ".4~g"), key: (axis, ".4~g")})}
     layers = [
-        base.mark_line(strokeWidth=2),
-        base.mark_rule(opacity=0.6).encode(y=alt.Y(f"{field}_low:Q"), y2=f"{field}_high:Q"),
-        base.mark_circle(size=50, opacity=1).encode(tooltip=tips),
+        mark("line", base, strokeWidth=2),
+        mark("rule", base | {"y": field(f"{key}_low:Q"), "y2": {"field": f"{key}_high"}}, opacity=0.6),
+        mark("circle", base | tooltip, size=50, opacity=1),
     ]
     if paper:
-        beside = style.data("paper").encode(x=x, y=y, color=style.colour_n(numbers), tooltip=tips)
-        layers.append(beside.mark_point(shape="diamond", size=90, strokeWidth=2))
-    return style.finished(alt.layer(*layers), title, f"{axis}, for n = {', '.join(map(str, numbers))}", 280)
+        layers.append(mark("point", base | tooltip, data="paper", **HOLLOW))
+    description = f"{axis}, for n = {', '.join(map(str, every))}"
+    return style.chart(description, *layers, height=280, points=rows, paper=paper)
+
+
+def _accuracy_at(run: RunFacts, moment: float) -> float | None:
+    final = run.students[0]
+    if final.hours <= moment:
+        return final.accuracy
+    return next((s.accuracy for s in run.students if s.at == moment), None)
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    mean, deviation = statistics.fmean(values), statistics.pstdev(values)
+    return {name: short(mean), f"{name}_low": short(mean - deviation), f"{name}_high": short(mean + deviation)}
 
 
 def _ends(row: Row, key: str, prefix: str = "") -> dict[str, float]:

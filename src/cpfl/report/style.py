@@ -1,15 +1,12 @@
-"""The look of every figure: palette, sizes, shared parts of charts, and the formats they are written in."""
+"""The look of every figure: palette, sizes, parts that Vega-Lite specifications share, and the formats of the files."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
-import altair as alt
 import vl_convert
 
-from cpfl.errors import SettingError
 from cpfl.runs import files
 
 # Okabe and Ito's colours, safe for colour-blind readers; grey instead of black, which is invisible on a dark page.
@@ -17,8 +14,7 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8
 BLUE, ORANGE, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[6]
 WIDTH, HEIGHT = 560, 300
 PLAIN = ",.6~g"  # numbers on an axis: no powers of ten, no needless zeros
-KEPT = 64  # cached specifications of one kind of figure
-Chart = alt.Chart | alt.LayerChart | alt.FacetChart  # the last only because alt.layer says so
+TYPES = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
 Spec = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 CONVERT: dict[str, Callable[[str], bytes]] = {
@@ -26,94 +22,93 @@ CONVERT: dict[str, Callable[[str], bytes]] = {
     "pdf": vl_convert.svg_to_pdf,
     "png": lambda svg: vl_convert.svg_to_png(svg, scale=2),
 }
-P = ParamSpec("P")
 CONFIG: Spec = {
     "axis": {"gridOpacity": 0.5, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12},
     "legend": {"orient": "top", "titleFontWeight": "normal", "labelFontSize": 11, "titleOrient": "left", "columns": 4},
     "title": {"anchor": "start", "fontSize": 14},
     "view": {"stroke": None},
 }
+SHARED: Spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.4.1.json", "config": CONFIG}
 
 
-def over(name: str) -> Callable[[Callable[P, Spec]], Callable[Concatenate[Rows, P], Spec]]:
-    """Let a figure take its rows as first argument; the rest is cached, since Altair takes 30 ms and more for it."""
+def chart(description: str, *layers: Spec, height: int = HEIGHT, params: Sequence[Spec] = (), **rows: Rows) -> Spec:
+    """The specification of a figure, for the page and for files alike.
 
-    def decorate(make: Callable[P, Spec]) -> Callable[Concatenate[Rows, P], Spec]:
-        cached = lru_cache(KEPT)(make)
-
-        def fill(rows: Rows, /, *args: P.args, **kwargs: P.kwargs) -> Spec:
-            return filled(cached(*args, **kwargs), **{name: rows})  # type: ignore[arg-type]  # all are hashable
-
-        return fill
-
-    return decorate
-
-
-def filled(spec: Spec, **rows: Rows) -> Spec:
-    """The specification with its rows."""
-    return spec | {"datasets": {name: list(values) for name, values in rows.items()}}
+    Parameters
+    ----------
+    layers
+        From `mark`, drawn one above the other.
+    params
+        Values that a reader can choose on the page.
+    rows
+        The data by name; the first belong to every layer that names no other.
+    """
+    view = layers[0] if len(layers) == 1 else {"layer": list(layers)}
+    size = {"width": WIDTH, "height": height, "description": description, "data": {"name": next(iter(rows))}}
+    return SHARED | view | size | ({"params": list(params)} if params else {}) | datasets(**rows)
 
 
-def data(name: str) -> alt.Chart:
-    """A chart over rows that `filled` adds under this name: Altair would copy and check each of them many times."""
-    return alt.Chart(alt.NamedData(name=name))
+def datasets(**rows: Rows) -> Spec:
+    """The part of a specification that holds its rows by name."""
+    return {"datasets": {name: list(values) for name, values in rows.items()}}
 
 
-def hours_axis(title: str = "virtual hours", **scale: Any) -> alt.X:
-    """Virtual hours on the horizontal axis."""
-    x = alt.X("hours:Q", title=title, axis=alt.Axis(format=PLAIN, tickCount=8))
-    return x.scale(**scale) if scale else x
+def mark(kind: str, encoding: Spec, *transforms: Spec, data: str = "", **look: Any) -> Spec:
+    """A layer: marks of one kind for the rows, each channel with the field that it shows."""
+    layer: Spec = {"mark": {"type": kind, **look}, "encoding": encoding}
+    if transforms:
+        layer["transform"] = list(transforms)
+    return layer | ({"data": {"name": data}} if data else {})
 
 
-def loss_axis(title: str) -> alt.Y:
-    """A loss on the vertical axis."""
-    return alt.Y("loss:Q", title=title, scale=alt.Scale(zero=False))
+def only(condition: str) -> Spec:
+    """A transform that keeps the rows for which the expression is true."""
+    return {"filter": condition}
 
 
-def log_n(numbers: Sequence[int]) -> alt.X:
-    """n on a logarithmic axis, with a tick for every n there is."""
-    return alt.X(
-        "n:Q",
-        title="n, the number of cohorts",
-        scale=alt.Scale(type="log", base=2, nice=False, padding=16),
-        axis=alt.Axis(values=list(numbers), format="d", grid=False, labelOverlap=True),
-    )
+def field(column: str, **options: Any) -> Spec:
+    """What a channel shows: a column with the letter of its type, as in `hours:Q`, and its title, scale or axis."""
+    name, _, letter = column.partition(":")
+    return {"field": name, "type": TYPES[letter], **options}
 
 
-def colour_n(numbers: Sequence[int]) -> alt.Color:
+def hours_axis(title: str = "virtual hours", **options: Any) -> Spec:
+    """Virtual hours on an axis."""
+    return field("hours:Q", title=title, axis={"format": PLAIN, "tickCount": 8}, **options)
+
+
+def colour_n(numbers: Sequence[int]) -> Spec:
     """One colour for every n, the same in all figures of an experiment."""
-    colours = [PALETTE[i % len(PALETTE)] for i in range(len(numbers))]
-    return alt.Color("n:O", title="n", scale=alt.Scale(domain=list(numbers), range=colours))
+    return field("n:O", title="n", scale=scale(numbers, PALETTE))
 
 
-def colour_of(field: str, values: Sequence[str], colours: Sequence[str] = PALETTE) -> alt.Color:
-    """One colour for every name."""
-    chosen = [colours[i % len(colours)] for i in range(len(values))]
-    legend = alt.Legend(columns=1, labelLimit=300)  # names are long: one a line, so that a telephone shows them
-    return alt.Color(f"{field}:N", title=None, scale=alt.Scale(domain=list(values), range=chosen), legend=legend)
+def colour_of(name: str, values: Sequence[str], colours: Sequence[str] = PALETTE) -> Spec:
+    """One colour for every name in a column."""
+    legend = {"columns": 1, "labelLimit": 300}  # names are long: one a line, so that a telephone shows them
+    return field(f"{name}:N", title=None, scale=scale(values, colours), legend=legend)
 
 
-def tips(**fields: str | tuple[str, str]) -> list[alt.Tooltip]:
+def scale(values: Sequence[Any], colours: Sequence[str]) -> Spec:
+    """A colour for every value, from the first again where there are more values than colours."""
+    return {"domain": list(values), "range": [colours[i % len(colours)] for i in range(len(values))]}
+
+
+def tips(**fields: str | tuple[str, str]) -> list[Spec]:
     """The fields of a tooltip: each with its number format, empty for a name, or with a title and its format."""
-    known = {field: (field, how) if isinstance(how, str) else how for field, how in fields.items()}
+    known = {name: (name, how) if isinstance(how, str) else how for name, how in fields.items()}
     return [
-        alt.Tooltip(f"{field}:Q", title=title, format=form) if form else alt.Tooltip(f"{field}:N", title=title)
-        for field, (title, form) in known.items()
+        field(f"{name}:Q", title=title, format=form) if form else field(f"{name}:N", title=title)
+        for name, (title, form) in known.items()
     ]
 
 
-def finished(chart: Chart, title: str, description: str, height: int = HEIGHT) -> Spec:
-    """The chart as a specification without rows, for the page and for files alike."""
-    whole = chart.properties(width=WIDTH, height=height, title=title, description=description)
-    spec: Spec = whole.to_dict(validate=False)  # validation doubles the time; the tests draw every figure
-    return spec | {"config": CONFIG}
-
-
 def save(spec: Spec, path: Path) -> Path:
-    """Write a figure in the format of its file name."""
-    if path.suffix[1:] not in CONVERT:
-        raise SettingError(f"figures are written as {', '.join(CONVERT)}, not {path.suffix or 'without a suffix'}")
-    files.write_atomic(path, CONVERT[path.suffix[1:]](vl_convert.vegalite_to_svg(spec)))
+    """Write a figure in the format of its file name; HTML is a page that opens offline."""
+    if path.suffix == ".html":
+        content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
+    else:
+        content = CONVERT[path.suffix[1:]](vl_convert.vegalite_to_svg(spec))
+    files.write_atomic(path, content)
     return path
 
 

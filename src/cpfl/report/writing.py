@@ -50,7 +50,6 @@ def report(*folders: str | Path, out: str | Path | None = None, max_drop: float 
         (where / FIGURES).mkdir(parents=True, exist_ok=True)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "encoding": "utf-8"}
     with subprocess.Popen([sys.executable, "-c", VEGA], **pipes) as other:
-        # Altair takes half a second to import; only a report needs it.
         from cpfl.report import page, style
         from cpfl.report.content import all_figures, content
 
