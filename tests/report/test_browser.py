@@ -13,7 +13,7 @@ import pytest
 from tests.visits import IN_A_BROWSER, Visit, browser
 
 import cpfl
-from cpfl.report import page as pages
+from cpfl.report import writing as pages
 from cpfl.report.content import content
 from cpfl.report.reading import find_runs
 

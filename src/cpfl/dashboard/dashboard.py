@@ -9,10 +9,10 @@ from pathlib import Path
 from cpfl.dashboard.follow import Followed
 from cpfl.dashboard.live import COMPARED, drawn_live, live
 from cpfl.errors import CpflError
-from cpfl.report import page
 from cpfl.report.content import Tree, content_of
 from cpfl.report.groups import group
 from cpfl.report.reading import find_runs, shown
+from cpfl.report.writing import fresh, render
 
 MOST = 8 << 20  # bytes of records that one update reads; the next one reads on
 INTERVAL = 1.0  # seconds between two updates, at least
@@ -37,14 +37,14 @@ class Dashboard:
         """The whole page."""
         with self._lock:
             self._update()
-            return page.render(self._tree, refresh=ADDRESS).encode()
+            return render(self._tree, refresh=ADDRESS).encode()
 
     def fresh(self) -> tuple[bytes, str]:
         """What an open page needs to be up to date, and an ETag that changes with it."""
         with self._lock:
             self._update()
             if self._fresh is None:
-                text = json.dumps(page.fresh(self._tree), allow_nan=False, separators=(",", ":")).encode()
+                text = json.dumps(fresh(self._tree), allow_nan=False, separators=(",", ":")).encode()
                 self._fresh = text, f'"{hashlib.sha256(text).hexdigest()[:32]}"'
             return self._fresh
 

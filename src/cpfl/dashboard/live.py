@@ -9,7 +9,7 @@ from typing import Any
 from cpfl.dashboard.follow import Followed
 from cpfl.errors import DamagedError
 from cpfl.report import cohort_figures
-from cpfl.report.content import Tree, figure
+from cpfl.report.content import Tree, figure, with_rows
 from cpfl.report.reading import CohortHistory, RunFacts, shown
 from cpfl.runs import records
 from cpfl.settings import Experiment
@@ -180,17 +180,18 @@ def _worker(worker: Mapping[str, Any]) -> Tree:
 
 
 def _figures(root: Path, runs: Sequence[Followed], active: Sequence[Followed]) -> list[Tree]:
-    made = []
-    if drawn := {name(root, run): run.histories for run in drawn_live(active)}:
-        title = "Validation loss of the cohorts"
-        caption = "Every cohort's validation loss so far, with a dot where it stopped."
-        cohorts = [({"run": run, "cohort": i}, h) for run, all_ in drawn.items() for i, h in enumerate(all_)]
-        rows, names = cohort_figures.loss_rows(cohorts), list(drawn)
-        spec = cohort_figures.losses(rows, "run", names, names[0], max(map(len, drawn.values())))
-        made.append(figure("live-curves", title, caption, spec))
+    cohorts = [
+        ({"run": name(root, run), "cohort": cohort}, history)
+        for run in drawn_live(active)
+        for cohort, history in enumerate(run.histories)
+    ]
     compared = {name(root, run): run.histories for run in runs[:COMPARED]}
-    if active and len(compared) > 1 and (rows := cohort_figures.mean_loss_rows(compared)):
-        title = "Runs side by side"
+    made = []
+    if cohorts:
+        caption = "Every cohort's validation loss so far, with a dot where it stopped."
+        spec = cohort_figures.losses(cohorts, "run", cohorts[0][0]["run"])
+        made.append(figure("live-curves", "Validation loss of the cohorts", caption, spec))
+    if active and len(compared) > 1:
         caption = "The mean validation loss over the cohorts of each run; a stopped cohort keeps its last value."
-        made.append(figure("live-runs", title, caption, cohort_figures.side_by_side(rows, list(compared))))
-    return made
+        made.append(figure("live-runs", "Runs side by side", caption, cohort_figures.side_by_side(compared)))
+    return with_rows(made)

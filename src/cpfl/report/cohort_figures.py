@@ -1,7 +1,8 @@
 """Figures of the cohorts and their rows: loss curves and stops, timeline, evaluations, finish times, sizes."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cpfl.report import style
@@ -18,7 +19,7 @@ FAINT = {8: 0.9, 32: 0.5, 10**9: 0.25}  # so many curves: how opaque each
 DIAMOND = {"filled": True, "size": 90, "shape": "diamond", "opacity": 1}
 
 
-def loss_rows(cohorts: Sequence[tuple[dict[str, Any], CohortHistory]]) -> Rows:
+def _loss_rows(cohorts: Sequence[tuple[dict[str, Any], CohortHistory]]) -> Rows:
     """The smoothed validation loss of cohorts over time; each comes with the fields that its rows carry."""
     each = max(FEWEST, POINTS // max(1, len(cohorts)))
     rows: list[dict[str, Any]] = []
@@ -30,30 +31,31 @@ def loss_rows(cohorts: Sequence[tuple[dict[str, Any], CohortHistory]]) -> Rows:
     return rows
 
 
-def losses(rows: Rows, key: str, options: Sequence[Any], chosen: Any, cohorts: int) -> Spec:
-    """Validation loss of every cohort with its stop, for one of several n or runs at a time.
+def losses(cohorts: Sequence[tuple[dict[str, Any], CohortHistory]], key: str, chosen: Any) -> Spec:
+    """Validation loss of every cohort with its stop, for one of several n or runs at a time; n = 1 stays beside.
 
     Parameters
     ----------
-    key, options, chosen
-        What the menu is for, `n` or `run`, its values, and the one drawn first; n = 1 stays beside the others.
     cohorts
-        The largest number of curves at a time.
+        Each with the fields that its rows carry.
+    key, chosen
+        What the menu of the figure is for, `n` or `run`, and the value that is drawn first.
     """
+    counts = Counter(fields[key] for fields, _ in cohorts)
     by_n = key == "n"
-    menu = by_n or len(options) > 1
+    menu = by_n or len(counts) > 1
     shown, stopped = [only(f"datum.{key} == which_{key}")] if menu else [], only("isValid(datum.stop)")
     y = field("loss:Q", title="validation loss, moving average", scale={"zero": False})
     base = {"x": style.hours_axis(), "y": y}
     more: dict[str, Any] = {} if by_n else {"rounds": ""}
     tooltip = {"tooltip": style.tips(cohort="", hours=".2f", loss=".3f", stop=("stopped by", ""), **more)}
     dots = base | tooltip | ({"size": _size(45, 14)} if by_n else {})
-    faint = next(opacity for most, opacity in FAINT.items() if cohorts <= most)
+    faint = next(opacity for most, opacity in FAINT.items() if max(counts.values()) <= most)
     layers = [
         mark("line", base | {"detail": field("cohort:N")}, *shown, color=BLUE, strokeWidth=1.5, opacity=faint),
         mark("circle", dots, *shown, stopped, color=BLUE, opacity=1, size=45),
     ]
-    if by_n and 1 in options:
+    if by_n and 1 in counts:
         plain = only("datum.n == 1")
         layers += [
             mark("line", base, plain, color=ORANGE, strokeWidth=2.5, strokeDash=[6, 4]),
@@ -61,10 +63,12 @@ def losses(rows: Rows, key: str, options: Sequence[Any], chosen: Any, cohorts: i
         ]
     first = f"Validation loss over virtual hours, n = {chosen} shown first"
     description = first if by_n else "Validation loss of every cohort over virtual hours, with stops"
-    return style.chart(description, *layers, params=[_menu(key, options, chosen)] if menu else [], cohorts=rows)
+    return style.chart(
+        description, *layers, params=[_menu(key, counts, chosen)] if menu else [], cohorts=_loss_rows(cohorts)
+    )
 
 
-def mean_loss_rows(runs: Mapping[str, Sequence[CohortHistory]]) -> Rows:
+def side_by_side(runs: Mapping[str, Sequence[CohortHistory]]) -> Spec:
     """The mean validation loss over the cohorts of each run; a cohort that has stopped keeps its last value."""
     rows = []
     for run, histories in runs.items():
@@ -76,13 +80,8 @@ def mean_loss_rows(runs: Mapping[str, Sequence[CohortHistory]]) -> Rows:
         for moment in (first + (last - first) * i / max(1, steps) for i in range(steps + 1)):
             values = (curve[bisect_right(curve, (moment, float("inf"))) - 1][1] for curve in curves)
             rows.append({"run": run, "hours": short(moment), "loss": short(sum(values) / len(curves))})
-    return rows
-
-
-def side_by_side(rows: Rows, runs: Sequence[str]) -> Spec:
-    """The mean validation loss over the cohorts, one line for every run."""
     y = field("loss:Q", title="mean validation loss", scale={"zero": False})
-    base = {"x": style.hours_axis(), "y": y, "color": style.colour_of("run", runs)}
+    base = {"x": style.hours_axis(), "y": y, "color": style.colour_of("run", list(runs))}
     tips = style.tips(run="", hours=".2f", loss=("mean loss", ".3f"))
     return style.chart(
         f"Mean validation loss over virtual hours: {', '.join(runs)}",
@@ -92,7 +91,7 @@ def side_by_side(rows: Rows, runs: Sequence[str]) -> Spec:
     )
 
 
-def timeline_rows(group: Group) -> Rows:
+def _bars(group: Group) -> Rows:
     """One bar for every cohort, by stopping time: how long its average participant worked and how long it waited."""
     rows = []
     for run in group.first_seeds:
@@ -121,8 +120,9 @@ def timeline_rows(group: Group) -> Rows:
     return rows
 
 
-def timeline(rows: Rows, numbers: Sequence[int], chosen: int) -> Spec:
+def timeline(group: Group, chosen: int) -> Spec:
     """One bar for every cohort: how long it trained, how long it waited for the slowest client, why it stopped."""
+    rows = _bars(group)
     tips = style.tips(
         cohort="",
         hours=".2f",
@@ -162,7 +162,7 @@ def timeline(rows: Rows, numbers: Sequence[int], chosen: int) -> Spec:
         mark("text", name, shown, middle, only(f"datum.n <= {NAMED}"), text, align="right", dx=-6, fontSize=11),
     ]
     description = f"One bar for every cohort, earliest stop first, n = {chosen} shown first"
-    return style.chart(description, *layers, height=320, params=[_menu("n", numbers, chosen)], cohorts=rows)
+    return style.chart(description, *layers, height=320, params=[_menu("n", group.numbers, chosen)], cohorts=rows)
 
 
 def evaluation_rows(group: Group) -> Rows:
@@ -269,7 +269,7 @@ def _size(few: int, many: int) -> Spec:
     return {"condition": {"test": f"datum.n <= {NAMED}", "value": few}, "value": many}
 
 
-def _menu(key: str, options: Sequence[Any], chosen: Any) -> Spec:
+def _menu(key: str, options: Iterable[Any], chosen: Any) -> Spec:
     """A menu on the page for the n or the run that is drawn; files show the chosen one."""
     menu = {"input": "select", "options": list(options), "name": f"{key} = "}
     return {"name": f"which_{key}", "value": chosen, "bind": menu}

@@ -83,6 +83,11 @@ def figure(name: str, title: str, caption: str, spec: Tree, shown: str = "") -> 
     return {"id": name, "title": title, "caption": caption, "spec": spec | {"title": title + shown}}
 
 
+def with_rows(figures: Iterable[Tree]) -> list[Tree]:
+    """The figures that have something to show."""
+    return [one for one in figures if any(one["spec"]["datasets"].values())]
+
+
 def _notes(groups: Sequence[Group], damaged: Sequence[Any]) -> list[str]:
     notes = []
     if len(groups) > 1:
@@ -194,14 +199,14 @@ def _cohorts(one: Group, advice: Advice) -> list[Tree]:
         for run in one.first_seeds
         for cohort, history in enumerate(run.histories)
     ]
-    losses = inside.losses(inside.loss_rows(cohorts), "n", numbers, chosen, max(numbers))
     found = [
         figure("validation-loss", "Validation loss per cohort",
-               f"Every cohort's validation loss ({seed}), with a dot where it stopped{plain}.", losses, shown),
+               f"Every cohort's validation loss ({seed}), with a dot where it stopped{plain}.",
+               inside.losses(cohorts, "n", chosen), shown),
         figure("timeline", "Timeline of the cohorts",
                f"One bar for every cohort ({seed}), earliest stop first. "
                "Orange: time in which its average client had finished its work and waited for the slowest.",
-               inside.timeline(inside.timeline_rows(one), numbers, chosen), shown),
+               inside.timeline(one, chosen), shown),
         figure("evaluations", "Accuracy of the ensemble during training",
                "Every evaluation of the ensemble of all cohort models (one seed of every n); a diamond where the rule "
                "stopped training. The axis is logarithmic: the rule estimates the gain from twice the CPU hours.",
@@ -213,7 +218,7 @@ def _cohorts(one: Group, advice: Advice) -> list[Tree]:
                "Training samples in a cohort against its training time; a dot for every cohort and seed.",
                inside.sizes(inside.size_rows(one), numbers)),
     ]  # fmt: skip
-    return [drawn for drawn in found if any(drawn["spec"]["datasets"].values())]
+    return with_rows(found)
 
 
 def _earlier(one: Group) -> list[Tree]:

@@ -1,26 +1,33 @@
-"""Write a report over run folders: the page, and every figure as a file beside it."""
+"""The page of a report, one HTML file that needs nothing else, and every figure as a file beside it."""
 
-from __future__ import annotations
-
+import base64
+import hashlib
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Container, Iterable
+from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import jinja2
+import vl_convert
 
 from cpfl.errors import RunFolderError
+from cpfl.report import style
 from cpfl.report.advice import MAX_DROP, check_max_drop
+from cpfl.report.content import Tree, all_figures, content
 from cpfl.report.reading import find_runs
 from cpfl.runs import files
-
-if TYPE_CHECKING:
-    from cpfl.report.content import Tree
 
 FIGURES = "figures"
 # For a second process, while this one reads the runs: Vega's script takes more than a second to make.
 VEGA = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
 DRAWN = re.compile(r'<div class="picture" data-figure="([\w.-]+)"')  # in a page: the names of its figures
+
+_vega = cache(vl_convert.javascript_bundle)  # Vega, Vega-Lite and Vega-Embed as one script
 
 
 class Written(NamedTuple):
@@ -50,16 +57,13 @@ def report(*folders: str | Path, out: str | Path | None = None, max_drop: float 
         (where / FIGURES).mkdir(parents=True, exist_ok=True)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "encoding": "utf-8"}
     with subprocess.Popen([sys.executable, "-c", VEGA], **pipes) as other:
-        from cpfl.report import page, style
-        from cpfl.report.content import all_figures, content
-
         tree = content(paths, max_drop)
         drawn = style.save_all({figure["id"]: figure["spec"] for figure in all_figures(tree)}, where / FIGURES)
         vega, _ = other.communicate()
-    _remove_old(where, {path.name for path in drawn}, style.CONVERT)
-    text = page.render(tree, files=FIGURES, vega=vega)
-    files.write_atomic(where / "report.html", text.encode())
-    return Written(where / "report.html", drawn, tree)
+    _remove_old(where, {path.name for path in drawn})
+    page = where / "report.html"
+    files.write_atomic(page, render(tree, folder=FIGURES, vega=vega).encode())
+    return Written(page, drawn, tree)
 
 
 def runs_in(folders: Iterable[Path]) -> list[Path]:
@@ -71,10 +75,68 @@ def runs_in(folders: Iterable[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _remove_old(where: Path, kept: Container[str], formats: Iterable[str]) -> None:
+def _remove_old(where: Path, kept: Container[str]) -> None:
     """Remove figures that the previous report drew and that this one does not."""
     page = where / "report.html"
     named = DRAWN.findall(page.read_text(encoding="utf-8", errors="replace")) if page.is_file() else []
-    for file in (f"{name}.{suffix}" for name in named for suffix in formats):
+    for file in (f"{name}.{suffix}" for name in named for suffix in style.CONVERT):
         if file not in kept:
             (where / FIGURES / file).unlink(missing_ok=True)
+
+
+def render(tree: Tree, *, refresh: str = "", folder: str = "", vega: str = "") -> str:
+    """The whole page, which opens offline.
+
+    Parameters
+    ----------
+    refresh
+        An address that answers with `fresh(tree)` as JSON; the page then polls it and shows what has changed.
+    folder
+        The folder of the figures, to link them.
+    vega
+        Vega's script, if the caller has it already.
+    """
+    scripts = [vega or _vega(), _text("page.js")]
+    update = fresh(tree, folder)
+    figures = json.dumps(update["figures"], allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    return _template("page.html").render(
+        tree=tree,
+        body=update["body"],
+        figures=figures.replace("<", "\\u003c"),  # cannot end the script element it stands in
+        refresh=refresh,
+        style=_text("page.css"),
+        scripts=scripts,
+        hashes=[_hash(script) for script in scripts],
+    )
+
+
+def fresh(tree: Tree, folder: str = "") -> dict[str, Any]:
+    """What an open page needs to show this tree: the text, every name in it escaped, and the figures.
+
+    The figures are as wide as the page allows, and without titles: the page has headings of its own.
+    """
+    fit = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+    figures = {
+        figure["id"]: {key: value for key, value in figure["spec"].items() if key != "title"} | fit
+        for figure in all_figures(tree)
+    }
+    body = _template("body.html").render(tree=tree, files=folder, formats=list(style.CONVERT))
+    return {"body": body, "figures": figures}
+
+
+@cache
+def _hash(script: str) -> str:
+    """The hash by which a browser allows this script in the page, and no other."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+@cache
+def _template(name: str) -> jinja2.Template:
+    strict: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    loader = jinja2.FunctionLoader(_text)
+    return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict).get_template(name)
+
+
+@cache
+def _text(name: str) -> str:
+    return resources.files("cpfl.report").joinpath("page", name).read_text(encoding="utf-8")
