@@ -28,8 +28,7 @@ from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Sess
 from cpfl.settings import Experiment
 from cpfl.terminal import RunView
 from cpfl.terminal import progress as estimates
-from cpfl.terminal.live import LEVELS, LONGEST, Curve
-from cpfl.terminal.progress import ProgressEstimate, duration, time_left
+from cpfl.terminal.progress import LEVELS, LONGEST, Curve, ProgressEstimate, duration, time_left
 
 pyte = pytest.importorskip("pyte", reason="pyte, the terminal that these tests look at, is not installed")
 

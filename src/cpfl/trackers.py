@@ -60,7 +60,7 @@ class Tracking(Callback):
 
     def __init__(self, name: str, folder: RunFolder, notify: Callable[[str], None]) -> None:
         self._name, self._folder, self._notify = name, folder, notify
-        self._store: Store | None = None
+        self._store = Store(folder)  # one that ignores everything, until the run starts and after an error
         self._points: list[Point] = []
         self._every = 1
         self._flushed = 0.0
@@ -87,9 +87,7 @@ class Tracking(Callback):
         self._flush()
         numbers = {key: value for key, value in (summary or {}).items() if isinstance(value, int | float)}
         with self._guarded():
-            if self._store is not None:
-                self._store.end(numbers if summary else None)
-        self._store = None
+            self._store.end(numbers if summary else None)
 
     def _add_round(self, record: Mapping[str, Any]) -> None:
         if record["round"] % self._every and not record["stop"]:
@@ -104,8 +102,8 @@ class Tracking(Callback):
 
     def _flush(self) -> None:
         points, self._points = self._points, []
-        with self._guarded():
-            if self._store is not None and points:
+        if points:
+            with self._guarded():
                 self._store.write(points)
         self._flushed = time.monotonic()
 
@@ -114,7 +112,7 @@ class Tracking(Callback):
         try:
             yield
         except Exception as error:  # whatever another library throws
-            self._store = None
+            self._store = Store(self._folder)
             self._notify(f"{self._name} does not track this run any more: {type(error).__name__}: {error}")
 
 

@@ -22,7 +22,7 @@ from cpfl.data.federated import Given
 from cpfl.settings import experiment_file
 from cpfl.task.task import build_task
 from cpfl.terminal import RunView
-from cpfl.terminal.run_view import first_cohorts, worker_lines
+from cpfl.terminal.views import first_cohorts, worker_lines
 
 __all__ = ["browser", "dashboard"]  # fixtures
 ROW = {"worker": "worker 0", "node": "n1", "pid": 1, "device": "cpu", "cohorts": [3, 1], "load": 0.97}

@@ -64,7 +64,7 @@ def run_sweep(
     import cpfl
     from cpfl.report import tables
     from cpfl.terminal import SweepView
-    from cpfl.terminal.sweep_view import sentence
+    from cpfl.terminal.views import sentence
 
     with SweepView(options.notes if as_json else options.console) as view:
         try:

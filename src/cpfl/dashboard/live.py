@@ -14,7 +14,7 @@ from cpfl.report.reading import CohortHistory, RunFacts, shown
 from cpfl.runs import records
 from cpfl.settings import Experiment
 from cpfl.terminal.progress import Bounds, duration, rounds_left, time_left
-from cpfl.terminal.run_view import first_cohorts
+from cpfl.terminal.views import first_cohorts
 
 QUIET = 60.0  # seconds without a record after which a run may have been interrupted
 FRESH = 30.0  # seconds after which workers.json may be no longer true

@@ -1,5 +1,6 @@
-"""How far a run has come and how long it may still take, counted in constant time per round."""
+"""How far a run has come, its loss curves, and how long it may still take, in constant time per round."""
 
+import itertools
 import math
 import time
 from collections import deque
@@ -8,11 +9,13 @@ from typing import NamedTuple
 
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.settings import Experiment
-from cpfl.terminal.live import Curve
 
 WINDOW = 60.0  # seconds over which throughput is measured: it changes when cohorts stop
 FEWEST = 4  # measurements that are kept although they are older: rounds may be long
 ALIKE = 1.2  # bounds this close are one estimate
+LEVELS = "▁▂▃▄▅▆▇█"
+PLAIN_LEVELS = "_.-=+*%#"  # where the terminal knows no Unicode
+LONGEST = 128  # values of a curve
 Bounds = tuple[float, float] | None  # seconds, at the least and at the most; None: not known yet
 
 
@@ -67,6 +70,39 @@ class Throughput:
         return (after - before) / (now - then) if now > then else 0.0
 
 
+class Curve:
+    """A series of any length in bounded memory: when it gets long, neighbours are averaged."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._each = 1  # numbers in one value
+        self._sum, self._count = 0.0, 0
+
+    def add(self, number: float) -> None:
+        """Append a number, in constant time on average."""
+        self._sum += number
+        self._count += 1
+        if self._count < self._each:
+            return
+        self._values.append(self._sum / self._count)
+        if len(self._values) == LONGEST:  # a new list: another thread may be drawing the old one
+            self._values = [(a + b) / 2 for a, b in zip(self._values[::2], self._values[1::2], strict=True)]
+            self._each *= 2
+        self._sum, self._count = 0.0, 0
+
+    def line(self, width: int, levels: str = LEVELS) -> str:
+        """The whole curve, scaled from its lowest to its highest value, in at most so many characters."""
+        values = self._values[:]
+        if not values:
+            return ""
+        if len(values) > width:
+            edges = [len(values) * k // width for k in range(width + 1)]
+            values = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+        low, high = min(values), max(values)
+        scale = (len(levels) - 1) / (high - low) if high > low else 0.0
+        return "".join(levels[round((value - low) * scale)] for value in values)
+
+
 class Cohort:
     """One cohort's line on the screen."""
 
@@ -83,11 +119,7 @@ class ProgressEstimate:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        self.cohorts: list[Cohort] = []
-        self.rounds = self.samples = self.stopped = 0
-        self.clock = 0.0
-        self.began = time.monotonic()
-        self._throughput = Throughput()
+        self.start(())
 
     def start(self, sessions: Sequence[Session]) -> None:
         """Count the rounds that were trained before."""
@@ -95,6 +127,7 @@ class ProgressEstimate:
         self.rounds = sum(session.round for session in sessions)
         self.stopped = sum(bool(session.stopped) for session in sessions)
         self.clock = max((session.clock for session in sessions), default=0.0)
+        self.samples = 0
         self.began = time.monotonic()
         self._throughput = Throughput(self.began)
 
