@@ -1,5 +1,1 @@
 """A page that shows runs while they train: follows their folders and serves the report, kept fresh. Writes nothing."""
-
-from cpfl.dashboard.server import serve
-
-__all__ = ["serve"]

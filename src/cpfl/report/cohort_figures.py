@@ -16,7 +16,7 @@ SCATTERED = 3000  # dots in one figure
 STEPS = 120  # moments at which runs are compared
 NAMED = 24  # bars that still have space for a name each
 FAINT = {8: 0.9, 32: 0.5, 10**9: 0.25}  # so many curves: how opaque each
-DIAMOND = {"filled": True, "size": 90, "shape": "diamond", "opacity": 1}
+DIAMOND: Spec = {"filled": True, "size": 90, "shape": "diamond", "opacity": 1}
 
 
 def _loss_rows(cohorts: Sequence[tuple[dict[str, Any], CohortHistory]]) -> Rows:

@@ -13,7 +13,7 @@ from cpfl.report.style import BLUE, GREEN, GREY, Rows, Spec, field, mark, only
 from cpfl.report.tables import by_cohorts
 
 Row = Mapping[str, Any]
-HOLLOW = {"shape": "diamond", "size": 90, "strokeWidth": 2}
+HOLLOW: Spec = {"shape": "diamond", "size": 90, "strokeWidth": 2}
 
 
 def trade_off(summaries: Iterable[Row], published: Sequence[Row] = (), recommended: int | None = None) -> Spec:

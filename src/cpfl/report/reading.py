@@ -27,7 +27,6 @@ Point = tuple[float, float]  # virtual hours, loss
 class Cohort(NamedTuple):
     """How long one cohort trained, and why it stopped."""
 
-    number: int
     samples: int | None
     rounds: int
     hours: float
@@ -123,12 +122,9 @@ class RunFacts:
         samples = [None if row is None else sum(row) for row in counts]
         if self.summary:
             by_cohort = self.summary["by_cohort"]
-            return [Cohort(c["cohort"], samples[c["cohort"]], c["rounds"], c["hours"], c["stop"]) for c in by_cohort]
-        return [
-            Cohort(number, samples[number], history.rounds, history.clock / 3600, history.stop)
-            for number, history in enumerate(self.histories)
-            if history.rounds
-        ]
+            return [Cohort(samples[c["cohort"]], c["rounds"], c["hours"], c["stop"]) for c in by_cohort]
+        trained = [(i, history) for i, history in enumerate(self.histories) if history.rounds]
+        return [Cohort(samples[i], history.rounds, history.clock / 3600, history.stop) for i, history in trained]
 
     @cached_property
     def histories(self) -> list[CohortHistory]:
