@@ -11,7 +11,7 @@ from cpfl.errors import SettingError
 from cpfl.federation import optimizers
 from cpfl.settings import GIVEN, Experiment, experiment_file
 from cpfl.settings.experiment import sentence
-from cpfl.settings.types import Integer, Number, Section
+from cpfl.settings.types import Count, NotNegative, OptionalCount, Positive, Section
 
 ALLOWED = {  # what a deployed run can follow of settings that simulations follow further
     # The rule joint evaluates on validation samples, which stay with the clients here.
@@ -36,10 +36,10 @@ class RunSettings(Section):
 
     out: str = ""  # the run folder at the server; an unfinished run is resumed; empty: a new folder in runs/
     set: str = ""  # more settings of the experiment: "federation.lr=0.01 seed=91"
-    wait_seconds: Number = 300.0  # for all clients to enrol; then training starts with those that have
-    begin_with: Integer = 0  # how many clients must have enrolled at least; 0: one for each cohort
-    round_seconds: Number = 600.0  # a node that has not answered by then is excluded from the round
-    tries: Integer = 5  # of a round without answers before the run ends; it can be resumed
+    wait_seconds: NotNegative = 300.0  # for all clients to enrol; then training starts with those that have
+    begin_with: OptionalCount = 0  # how many clients must have enrolled at least; 0: one for each cohort
+    round_seconds: Positive = 600.0  # a node that has not answered by then is excluded from the round
+    tries: Count = 5  # of a round without answers before the run ends; it can be resumed
     device: str = "auto"  # on which the server distills
 
 
