@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from cpfl import models
 from cpfl.engines.aggregation import RoundAggregator
 from cpfl.engines.base import Engine, OnRound
 from cpfl.engines.workers.model_rows import ModelRow, worker_layout
-from cpfl.engines.workers.pool import Job, WorkerPool, can_fork, cores
+from cpfl.engines.workers.pool import WorkerPool, can_fork, cores
+from cpfl.engines.workers.trainer import Job
 from cpfl.errors import DivergedError
 from cpfl.federation import local_training, optimizers
 from cpfl.federation.messages import CLIENT_STATE_MEAN, AlgorithmState
@@ -48,10 +48,14 @@ class WorkerEngine(Engine):
         self.pool.waiting.clear()
         rounds = {session.cohort: Round(self, session) for session in sessions if not session.idle}
 
-        def on_done(job: Job, answer: Any, slot: int) -> None:
+        def prepare(job: Job, row: ModelRow) -> None:
+            if job.kind == "train":
+                rounds[job.cohort].prepare(job.clients[0], row)
+
+        def on_done(job: Job, answer: Any, row: ModelRow) -> None:
             round = rounds[job.cohort]
             if job.kind == "train":
-                round.trained(job.clients[0], answer, slot)
+                round.trained(job.clients[0], answer, row)
             else:
                 round.evaluated(job.clients, answer)
             if round.complete:
@@ -60,18 +64,19 @@ class WorkerEngine(Engine):
                 if not session.idle:
                     rounds[session.cohort] = Round(self, session)
 
-        self.pool.work(on_done)
+        self.pool.work(prepare, on_done)
 
 
 class Round:
     """The open round of one cohort: first its clients train, then they evaluate the new model."""
 
     def __init__(self, engine: WorkerEngine, session: Session) -> None:
-        self.session, self._pool, self._job_samples = session, engine.pool, engine.job_samples
+        self.session, self._waiting, self._job_samples = session, engine.pool.waiting, engine.job_samples
         self._settings, self._clients = engine.task.experiment.federation, engine.task.data.clients
         self._request = request = session.open_round()
-        self._pool.models[session.cohort].write(request.model)
-        self._write_client_states(engine.layout)
+        self._cohort_model = engine.pool.models[session.cohort]
+        self._cohort_model.write(request.model)
+        self._cohort_model.write_state(request.algorithm_state.cohort.get(CLIENT_STATE_MEAN))
         self._mean = request.aggregation == "mean"
         layout, cpu = engine.layout if self._mean else engine.stale_layout, torch.device("cpu")
         self._aggregator = RoundAggregator(layout, engine.server, request, cpu, engine.client)
@@ -80,53 +85,46 @@ class Round:
         self._validation: dict[int, float] = {}
         self._evaluations = 0  # jobs that are not done yet
         self._order = list(request.participants)  # clients whose models are still to be added, in this order
-        self._early: dict[int, tuple[ModelRow, Tensor | None]] = {}  # models that came before their predecessors
+        self._early: dict[int, ModelRow] = {}  # models that came before their predecessors
         longest_first = sorted(request.participants, key=lambda client: -self._steps(client))
-        self._pool.waiting.extend(self._job(client) for client in longest_first)
-
-    def _write_client_states(self, layout: Layout) -> None:
-        states, known = self._pool.states, self._request.algorithm_state
-        if states is None:
-            return
-        rows = [(states.means_NP[self.session.cohort], known.cohort.get(CLIENT_STATE_MEAN))]
-        rows += [(states.clients_MP[client], known.clients.get(client)) for client in self._request.participants]
-        for row_P, state in rows:
-            if state is None:
-                row_P.zero_()
-            else:
-                layout.write(row_P, state)
+        self._waiting.extend(self._job(client) for client in longest_first)
 
     def _job(self, client: int) -> Job:
-        request, origin = self._request, self._request.origins.get(client)
-        start = None if origin is None else {name: value.numpy() for name, value in origin.model.items()}
-        number, steps = request.origin(client).round, request.steps.get(client)
-        return Job("train", request.cohort, (client,), number, steps, request.squared_losses, start)
+        request, number = self._request, self._request.origin(client).round
+        how = (request.steps.get(client), request.squared_losses, client in request.origins)
+        return Job("train", request.cohort, (client,), number, *how)
+
+    def prepare(self, client: int, row: ModelRow) -> None:
+        """Write what a client starts with, besides its cohort's model, into the row of its result."""
+        if client in self._request.origins:
+            row.write(self._request.origins[client].model)
+        row.write_state(self._request.algorithm_state.clients.get(client))
 
     @property
     def complete(self) -> bool:
         """All clients have trained and evaluated."""
         return not self._order and self._evaluations == 0
 
-    def trained(self, client: int, losses: tuple[float, float | None], slot: int) -> None:
-        """A client's model lies in a slot; the last one completes the cohort's new model."""
+    def trained(self, client: int, losses: tuple[float, float | None], model: ModelRow) -> None:
+        """A client has trained; the last one completes the cohort's new model."""
         self._check(client, losses[0])
-        self._losses[client], states = losses, self._pool.states
-        self._early[client] = self._pool.slots[slot], states.new_SP[slot].clone() if states else None
+        self._losses[client], self._early[client] = losses, model
         while self._order and self._order[0] in self._early:
             first = self._order.pop(0)
-            self._add(first, *self._early.pop(first))
-        if client in self._early:  # the slot is needed for others
-            self._early[client] = self._early[client][0].clone(), self._early[client][1]
+            self._add(first, self._early.pop(first))
+        if client in self._early:  # its row is needed for others
+            self._early[client] = model.clone()
         if not self._order:
             self._model, self._algorithm_state = self._aggregator.result()
-            self._pool.models[self.session.cohort].write(self._model)
+            self._cohort_model.write(self._model)
             self._evaluate()
 
-    def _add(self, client: int, model: ModelRow, state_P: Tensor | None) -> None:
-        row_P, origin = model.parameters_P if self._mean else None, self._request.origins.get(client)
-        self._aggregator.add(model.tensors, self._size(client), self._steps(client), origin, row_P)
-        if state_P is not None and self._pool.states:
-            self._aggregator.add_client_state(client, self._pool.states.clients_MP[client], state_P)
+    def _add(self, client: int, model: ModelRow) -> None:
+        request, row_P = self._request, model.parameters_P if self._mean else None
+        self._aggregator.add(model.tensors, self._size(client), self._steps(client), request.origins.get(client), row_P)
+        if len(model.state_P):
+            before_P = self._aggregator.row(request.algorithm_state.clients.get(client))
+            self._aggregator.add_client_state(client, before_P, model.state_P.clone())
 
     def _evaluate(self) -> None:
         group, samples, jobs = list[int](), 0, list[Job]()
@@ -139,7 +137,7 @@ class Round:
                 jobs.append(Job("evaluate", self.session.cohort, tuple(group), self._request.round))
                 group, samples = [], 0
         self._evaluations = len(jobs)
-        self._pool.waiting.extendleft(reversed(jobs))  # first: a cohort waits for them
+        self._waiting.extendleft(reversed(jobs))  # first: a cohort waits for them
 
     def evaluated(self, clients: Sequence[int], losses: Sequence[float]) -> None:
         """Some clients have evaluated the new model."""

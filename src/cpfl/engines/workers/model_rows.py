@@ -1,6 +1,6 @@
 """Models in memory that the worker processes share.
 
-Axes: K rows, P floats of a model, Q integers (counters, such as BatchNorm's), M clients, N cohorts, S slots of results.
+Axes: P floats of a model, Q integers (counters, such as BatchNorm's).
 """
 
 import mmap
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cpfl import models
+from cpfl.federation import optimizers
 from cpfl.models import State
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
@@ -24,6 +25,7 @@ class ModelRow:
     layout: Layout
     floats_P: Tensor
     integers_Q: Tensor
+    state_P: Tensor  # of the client optimizer: a client's, or the mean of a cohort's; empty if it has none
 
     @cached_property
     def tensors(self) -> State:
@@ -40,30 +42,30 @@ class ModelRow:
         for name, value in self.tensors.items():
             value.copy_(state[name])
 
+    def write_state(self, state: State | None) -> None:
+        """Copy the client optimizer's state into its row; None: it has not begun."""
+        self.state_P.zero_()
+        if state is not None:
+            for name, value in self.layout.views(self.state_P).items():
+                value.copy_(state[name])
+
     def copy_from(self, other: "ModelRow") -> None:
-        """Become the other model."""
+        """Become the other model; the client optimizer's state stays."""
         self.floats_P.copy_(other.floats_P)
         self.integers_Q.copy_(other.integers_Q)
 
     def clone(self) -> "ModelRow":
         """A copy in memory of its own."""
-        return replace(self, floats_P=self.floats_P.clone(), integers_Q=self.integers_Q.clone())
-
-
-@dataclass(frozen=True)
-class ClientStates:
-    """Shared rows of a client optimizer's per-client state, which has the size of the parameters."""
-
-    clients_MP: Tensor
-    means_NP: Tensor  # over the clients of each cohort
-    new_SP: Tensor  # of clients that have trained, by slot
+        return ModelRow(self.layout, self.floats_P.clone(), self.integers_Q.clone(), self.state_P.clone())
 
 
 def model_rows(task: Task, layout: Layout, count: int) -> list[ModelRow]:
     """So many models in shared memory."""
-    floats = shared(count, layout.size + sum(s.numel() for s in layout.others.values()), task.data.transform.dtype)
+    dtype, optimizer = task.data.transform.dtype, optimizers.client_optimizer(task.experiment.federation)
+    floats = shared(count, layout.size + sum(shape.numel() for shape in layout.others.values()), dtype)
     integers = shared(count, sum(shape.numel() for shape in layout.integers.values()), torch.int64)
-    return [ModelRow(layout, *rows) for rows in zip(floats, integers, strict=True)]
+    states = shared(count, layout.size if optimizer.has_client_state else 0, dtype)
+    return [ModelRow(layout, *rows) for rows in zip(floats, integers, states, strict=True)]
 
 
 def shared(count: int, size: int, dtype: torch.dtype) -> Tensor:

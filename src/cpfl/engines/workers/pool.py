@@ -13,40 +13,26 @@ import sys
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
-from numpy.typing import NDArray
 
 from cpfl import models
-from cpfl.engines.workers.model_rows import ClientStates, model_rows, shared
-from cpfl.engines.workers.trainer import Trainer
+from cpfl.engines.workers.model_rows import ModelRow, model_rows
+from cpfl.engines.workers.trainer import Job, Trainer
 from cpfl.errors import CpflError, ModelError
-from cpfl.federation import optimizers
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
 SLOTS = 2  # results of one worker that may wait to be read
 
 
-@dataclass(frozen=True)
-class Job:
-    """A client to train, or a model to evaluate on some clients' validation samples."""
-
-    kind: Literal["train", "evaluate"]
-    cohort: int
-    clients: tuple[int, ...]
-    round: int
-    steps: int | None = None  # only so many, the first ones
-    squared_losses: bool = False  # the sum of the squared sample losses is wanted
-    start: dict[str, NDArray[Any]] | None = None  # an older model to start from instead of the cohort's newest
-
-
-OnDone = Callable[[Job, Any, int], None]
-"""(job, its answer, slot of the trained model): the slot is free again after the call."""
+Prepare = Callable[[Job, ModelRow], None]
+"""(job, the row of its result): called before a job starts."""
+OnDone = Callable[[Job, Any, ModelRow], None]
+"""(job, its answer, the row of its result): the row is free again after the call."""
 
 
 def cores() -> int:
@@ -60,115 +46,109 @@ def can_fork() -> bool:
 
 
 class WorkerPool:
-    """So many workers, with the shared rows of the cohorts' models, of results by slot, and of per-client state."""
+    """So many workers, with the shared rows of the cohorts' models and of results."""
 
     def __init__(self, task: Task, count: int, layout: Layout) -> None:
-        experiment, self._task, self._count, self._layout = task.experiment, task, count, layout
-        self.states: ClientStates | None = None
-        if optimizers.client_optimizer(experiment.federation).has_client_state:
-            counts, dtype = (experiment.clients, experiment.cohorts, count * SLOTS), task.data.transform.dtype
-            self.states = ClientStates(*(shared(number, layout.size, dtype) for number in counts))
-        self.models, self.slots = (model_rows(task, layout, k) for k in (experiment.cohorts, count * SLOTS))
+        self._task, self._count, self._layout = task, count, layout
+        self.models = model_rows(task, layout, task.experiment.cohorts)
+        self.slots = model_rows(task, layout, count * SLOTS)
         self.waiting: deque[Job] = deque()
 
-    def work(self, on_done: OnDone) -> None:
+    def work(self, prepare: Prepare, on_done: OnDone) -> None:
         """Do all jobs that wait and that `on_done` adds."""
         with models.threads(1):  # a second thread of the main process would wait for a core that a worker has
             if self._count > 1:
-                self._together(on_done)
+                self._in_processes(prepare, on_done)
                 return
             with torch.random.fork_rng(devices=[]):
                 trainer = Trainer(self._task, self._layout)
                 while self.waiting:
                     job = self.waiting.popleft()
-                    on_done(job, self._do(trainer, job, 0), 0)
+                    prepare(job, self.slots[0])
+                    on_done(job, self._do(trainer, job, 0), self.slots[0])
 
     def _do(self, trainer: Trainer, job: Job, slot: int) -> tuple[float, float | None] | list[float]:
-        if job.kind == "evaluate":
-            return trainer.evaluate(self.models[job.cohort], job.clients, job.round)
-        start, client, states = self.models[job.cohort], job.clients[0], self.states
-        if job.start is not None:
-            start = trainer.older({name: torch.from_numpy(value) for name, value in job.start.items()})
-        rows = (states.clients_MP[client], states.means_NP[job.cohort], states.new_SP[slot]) if states else None
-        return trainer.train(start, self.slots[slot], client, job.round, job.steps, job.squared_losses, rows)
+        model = self.models[job.cohort]
+        return (
+            trainer.evaluate(job, model)
+            if job.kind == "evaluate"
+            else trainer.train_client(job, model, self.slots[slot])
+        )
 
-    def _together(self, on_done: OnDone) -> None:
+    def _in_processes(self, prepare: Prepare, on_done: OnDone) -> None:
         workers: list[_Worker] = []
         try:
             for number in range(self._count):
-                workers.append(_Worker(self, number, [w.pipe for w in workers]))
+                slots = range(number * SLOTS, (number + 1) * SLOTS)
+                workers.append(_Worker(self.serve, slots, [worker.pipe for worker in workers]))
             by_pipe = {worker.pipe: worker for worker in workers}
             while self.waiting or any(worker.jobs for worker in workers):
                 for _ in range(SLOTS):  # one each, then a second each
                     for worker in sorted(workers, key=lambda w: len(w.jobs)):
-                        if self.waiting and len(worker.jobs) < SLOTS:
-                            worker.send(self.waiting.popleft())
+                        if self.waiting and worker.free:
+                            job = self.waiting.popleft()
+                            prepare(job, self.slots[worker.free[0]])
+                            worker.send(job)
                 for pipe in wait([worker.pipe for worker in workers if worker.jobs]):
                     assert isinstance(pipe, Connection)
-                    on_done(*by_pipe[pipe].receive())
+                    job, answer, slot = by_pipe[pipe].receive()
+                    on_done(job, answer, self.slots[slot])
         finally:
             for worker in workers:
                 worker.end()
 
-    def serve(self, pipe: Connection, number: int) -> None:
-        """Do jobs from the pipe until the main process closes it."""
+    def serve(self, pipe: Connection, inherited: Sequence[Connection]) -> None:
+        """In a worker: do jobs from the pipe until the main process closes it."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to answer
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for other in inherited:  # else a worker would not see the end of the main process
+            other.close()
         torch.set_num_threads(1)
         keep_memory()
-        trainer, turn = Trainer(self._task, self._layout), 0
-        while True:
-            try:
-                job = pipe.recv()
-            except (EOFError, ConnectionResetError):
-                return
-            slot = number * SLOTS + turn
-            turn = (turn + 1) % SLOTS
-            try:
-                answer: tuple[str, Any] = ("done", self._do(trainer, job, slot))
-            except ModelError as error:
-                answer = ("model", str(error))
-            except Exception:
-                answer = ("broken", traceback.format_exc())
-            pipe.send((*answer, slot))
+        trainer = Trainer(self._task, self._layout)
+        with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
+            while True:
+                job, slot = pipe.recv()
+                try:
+                    answer: Any = self._do(trainer, job, slot)
+                except ModelError as error:
+                    answer = ModelError(str(error))
+                except Exception:
+                    answer = RuntimeError(f"a worker process failed:\n{traceback.format_exc()}")
+                pipe.send(answer)
 
 
 class _Worker:
-    """A process, and the jobs that it has."""
+    """A process, the jobs that it has, and the slots for results that it has left."""
 
-    def __init__(self, pool: WorkerPool, number: int, others: list[Connection]) -> None:
+    def __init__(self, serve: Callable[..., None], slots: Iterable[int], others: Sequence[Connection]) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
-        self.jobs: deque[Job] = deque()
-
-        def run() -> None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to answer
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            for pipe in (*others, self.pipe):  # else a worker would not see the end of the main process
-                pipe.close()
-            with contextlib.suppress(BrokenPipeError):
-                pool.serve(theirs, number)
-
+        self.jobs: deque[tuple[Job, int]] = deque()
+        self.free = deque(slots)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about forks beside threads: ours share nothing
-            self._process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
+            start = multiprocessing.get_context("fork").Process
+            self._process = start(target=serve, args=(theirs, [*others, self.pipe]), daemon=True)
             self._process.start()
         theirs.close()
 
     def send(self, job: Job) -> None:
-        self.jobs.append(job)
+        self.jobs.append((job, self.free.popleft()))
         try:
-            self.pipe.send(job)
+            self.pipe.send(self.jobs[-1])
         except BrokenPipeError:
             self._raise_dead()
 
     def receive(self) -> tuple[Job, Any, int]:
         try:
-            state, answer, slot = self.pipe.recv()
+            answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self._raise_dead()
-        if state == "model":
-            raise ModelError(answer)
-        if state == "broken":
-            raise RuntimeError(f"a worker process failed:\n{answer}")
-        return self.jobs.popleft(), answer, slot
+        if isinstance(answer, Exception):
+            raise answer
+        job, slot = self.jobs.popleft()
+        self.free.append(slot)
+        return job, answer, slot
 
     def _raise_dead(self) -> NoReturn:
         self._process.join(1)

@@ -1,0 +1,129 @@
+"""One client's work in a round, in the reference engine and the workers: its samples, its steps, its validation."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cpfl import models
+from cpfl.errors import ModelError, first_line
+from cpfl.federation import local_training, optimizers
+from cpfl.federation.optimizers.base import ClientState
+from cpfl.models.layout import Layout
+from cpfl.task.task import Task
+
+CHUNK = 1024  # validation samples in one forward pass
+
+
+class ClientTrainer:
+    """A model to train with, and the data, on one device; optimizers step a row of all its parameters."""
+
+    def __init__(self, task: Task, module: nn.Module, layout: Layout, device: torch.device) -> None:
+        self.task, self.module, self.layout, self.device = task, module.to(device), layout, device
+        self.x, self.y = (torch.as_tensor(values).to(device) for values in (task.data.train.x, task.data.train.y))
+        own = models.trained(self.module)
+        self.parameters = [own[name] for name in layout.shapes]
+        self.optimizer = optimizers.client_optimizer(task.experiment.federation)
+
+    def load(self, params_P: Tensor) -> None:
+        """Make the row's numbers the model's parameters."""
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, self.layout.views(params_P).values(), strict=True):
+                parameter.copy_(value)
+
+    def size(self, client: int) -> int:
+        """Samples that a client trains on."""
+        return int(self.task.data.clients.training_sizes[client])
+
+    def train(
+        self,
+        client: int,
+        round: int,
+        params_P: Tensor,
+        steps: int | None = None,
+        squared_losses: bool = False,
+        client_state_P: Tensor | None = None,
+        mean_client_state_P: Tensor | None = None,
+    ) -> tuple[float, float | None, Tensor | None]:
+        """A client's round, or only its first steps; `params_P` holds the model's parameters and changes with them.
+
+        Returns the mean loss over the steps, the sum of the squared sample losses if wanted, and the client's next
+        state if the optimizer has one.
+        """
+        experiment, optimizer = self.task.experiment, self.optimizer
+        whole = local_training.batches(experiment.federation, self.size(client), experiment.seed, client, round)
+        chosen = whole[:steps]
+        x, y = self.training_samples(client, round, np.concatenate(whole), sum(map(len, chosen)))
+        self.begin(client, round)
+        state = ClientState(
+            local_training.rate(experiment.federation, round),
+            params_P.new_zeros(1),
+            {name: torch.zeros_like(params_P) for name in optimizer.buffers},
+            params_P.clone() if optimizer.needs_start else None,
+            client_state_P,
+            mean_client_state_P,
+        )
+        losses, squared, done = [], [], 0
+        for batch in chosen:
+            part = slice(done, done + len(batch))
+            done += len(batch)
+            loss, logits, gradient_P = self.gradient(x[part], y[part], client)
+            state.steps += 1
+            optimizer.clip_and_step(params_P, gradient_P, state)
+            self.load(params_P)
+            losses.append(loss)
+            if squared_losses:
+                squared.append(models.squared_losses(logits, y[part]))
+        mean, total = torch.stack(losses).mean().item(), torch.stack(squared).sum().item() if squared else None
+        return mean, total, optimizer.update_client_state(params_P, state) if optimizer.has_client_state else None
+
+    def begin(self, client: int, round: int) -> None:
+        """Prepare the model's own random choices, such as dropout."""
+        self.module.train()
+        models.seed_torch(self.task.experiment.seed, "model", client, round)
+
+    def gradient(self, x: Tensor, y: Tensor, client: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A batch's mean loss, its logits, and the gradient of all parameters as a row, which may be overwritten."""
+        logits = self.forward(x, client)
+        loss = nn.functional.cross_entropy(logits, y)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        return loss.detach(), logits, torch.cat([self.layout.flat(gradient) for gradient in gradients])
+
+    def forward(self, x: Tensor, client: int) -> Tensor:
+        """The logits of a client's batch."""
+        try:
+            return self.module(x)  # type: ignore[no-any-return]
+        except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
+            message = f"the model cannot take a batch of {len(x)} (client {client}): {first_line(error)}"
+            raise ModelError(message) from None
+
+    def samples(self, rows: Tensor) -> Tensor:
+        """Training inputs as they are stored."""
+        return self.x[rows]
+
+    def training_samples(self, client: int, round: int, order: NDArray[np.int64], count: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of the first so many samples of a whole round."""
+        data, augmentation = self.task.data, None
+        rows = torch.from_numpy(data.clients[client].training[order[:count]]).to(self.device)
+        if data.augmented:
+            drawn = local_training.augmentation(len(order), data.train.shape, self.task.experiment.seed, client, round)
+            augmentation = torch.from_numpy(drawn[:count]).to(self.device)
+        return self.layout.arranged(data.transform(self.samples(rows), augmentation)), self.y[rows]
+
+    def validation_samples(self, clients: Sequence[int], round: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and labels of these clients' validation samples, one client after the other, in chunks."""
+        experiment, data, augmentation = self.task.experiment, self.task.data, None
+        held = [data.clients[client].validation for client in clients]
+        rows = torch.from_numpy(np.concatenate(held)).to(self.device)
+        if data.augmented and experiment.data.augment_validation:
+            drawn = [
+                local_training.validation_augmentation(len(own), data.train.shape, experiment.seed, client, round)
+                for client, own in zip(clients, held, strict=True)
+            ]
+            augmentation = torch.from_numpy(np.concatenate(drawn)).to(self.device)
+        for start in range(0, len(rows), CHUNK):
+            part = slice(start, start + CHUNK)
+            x = data.transform(self.x[rows[part]], None if augmentation is None else augmentation[part])
+            yield self.layout.arranged(x), self.y[rows[part]]
