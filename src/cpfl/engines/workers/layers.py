@@ -1,7 +1,6 @@
 """Layers, forward and backward with the operations that autograd would call, for `sequential.py`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,94 +40,57 @@ class Layer:
 
 
 class Convolution(Layer):
-    """nn.Conv2d. Where the channels fill less than half of a CPU's vector, neighbouring columns are computed together;
-    so are the gradients of the input."""
+    """nn.Conv2d. Where the channels fill less than half of a CPU's vector, neighbouring columns are computed together.
+
+    The kernels are then stored once for each neighbour, each copy shifted by one column in a wider window. With that
+    many columns as stride and channels last, the output is the same row of numbers.
+    """
 
     input_axes = IMAGE_AXES
-    _kernels: "Wide | None" = None
-    _turned: "Wide | None" = None  # kernels for the gradient of the input
+    _wide: Tensor | None = None  # kernels for all neighbours, zero beside each copy
 
     def forward(self, x: Tensor) -> Tensor:
         form, weight, bias = self.module, self.params[0], self.params[1] if len(self.params) > 1 else None
-        columns = x.shape[3] + 2 * form.padding[1] - form.kernel_size[1] + 1
-        self._x, self._count = x, together(form, x, form.out_channels, columns)
-        if self._count == 1:
-            return torch.conv2d(x, weight, bias, form.stride, form.padding, form.dilation, form.groups)
-        self._kernels = Wide.from_weight(weight, self._count, self._kernels)
-        bias = None if bias is None else bias.expand(self._count, -1).reshape(-1)
-        stride = (form.stride[0], self._count)
-        wide = torch.conv2d(x, self._kernels.all, bias, stride, form.padding, form.dilation)
-        return regrouped(wide, form.out_channels)
+        self._x, self._stride, self._count = x, form.stride, together(form, x)
+        if self._count > 1:
+            weight, self._stride = self._widened(weight), (form.stride[0], self._count)
+            bias = None if bias is None else bias.expand(self._count, -1).reshape(-1)
+        self._kernels = weight
+        y = torch.conv2d(x, weight, bias, self._stride, form.padding, form.dilation, form.groups)
+        return regrouped(y, form.out_channels) if self._count > 1 else y
+
+    def _widened(self, weight: Tensor) -> Tensor:
+        if self._wide is None:
+            outputs, inputs, height, width = weight.shape
+            wide = weight.new_zeros(self._count * outputs, inputs, height, width + self._count - 1)
+            self._wide = wide.contiguous(memory_format=torch.channels_last)
+            self._copies = neighbours(self._wide, self._count)
+        self._copies.copy_(weight)
+        return self._wide
 
     def backward(self, gradient: Tensor, further: bool) -> Tensor:
-        weight, stride = self.params[0], self.module.stride
-        into = self._into(gradient) if further else gradient
-        if self._count == 1:
-            found, own = self._gradients(gradient, weight, stride, [into is None, True])
-        else:
-            own = self._own(gradient)
-            found = self._gradients(gradient, weight, stride, [True, False])[0] if into is None else gradient
+        form, grouped = self.module, regrouped(gradient, len(self._kernels)) if self._count > 1 else gradient
+        known = (grouped, self._x, self._kernels, None, self._stride, form.padding, form.dilation, False, [0, 0])
+        into, own, _ = ATEN.convolution_backward.default(*known, form.groups, [further, True, False])
+        if self._count > 1:
+            own = neighbours(own, self._count).sum(0)
         # The bias's gradient as a plain sum is faster and more exact than in the same call.
-        self.write([own, gradient.sum((0, 2, 3))] if len(self.params) > 1 else [own])
-        return found if into is None else into
-
-    def _own(self, gradient: Tensor) -> Tensor:
-        """The gradient of the kernels, where neighbours are computed together."""
-        assert self._kernels is not None
-        kernels, stride = self._kernels.all, (self.module.stride[0], self._count)
-        found = self._gradients(regrouped(gradient, kernels.shape[0]), kernels, stride, [False, True])[1]
-        return each(found, self._count).sum(0)
-
-    def _into(self, gradient: Tensor) -> Tensor | None:
-        """The gradient of the input by a convolution with flipped kernels; None: nothing is computed together."""
-        form, weight = self.module, self.params[0]
-        count = together(form, gradient, form.in_channels, self._x.shape[3])
-        if count == 1 or form.stride[0] > 1:
-            return None
-        edges = [d * (k - 1) - p for d, k, p in zip(form.dilation, form.kernel_size, form.padding, strict=True)]
-        if min(edges) < 0:
-            return None
-        self._turned = Wide.from_weight(weight.flip(2, 3).transpose(0, 1), count, self._turned)
-        wide = torch.conv2d(gradient, self._turned.all, None, (1, count), edges, form.dilation)
-        return regrouped(wide, form.in_channels)
-
-    def _gradients(self, gradient: Tensor, weight: Tensor, stride: Sequence[int], wanted: list[bool]) -> list[Tensor]:
-        form, known = self.module, (gradient, self._x, weight, None, stride, self.module.padding)
-        found = ATEN.convolution_backward.default(*known, form.dilation, False, [0, 0], form.groups, [*wanted, False])
-        return list(found[:2])
+        self.write([own, gradient.sum((0, 2, 3))][: len(self.params)])
+        return into if further else gradient
 
 
-@dataclass(frozen=True)
-class Wide:
-    """A convolution's kernels once for each of some neighbouring columns, each copy shifted by one column in a wider
-    window. With that many columns as stride and channels last, the output is the same row of numbers."""
-
-    all: Tensor
-    each: Tensor  # by neighbour, a view; the rest is zero
-
-    @classmethod
-    def from_weight(cls, weight: Tensor, count: int, last: "Wide | None") -> "Wide":
-        """In the memory of the last ones if they fit."""
-        outputs, inputs, height, width = weight.shape
-        shape = count * outputs, inputs, height, width + count - 1
-        if last is None or last.all.shape != shape:
-            wide = weight.new_zeros(shape).contiguous(memory_format=torch.channels_last)
-            last = cls(wide, each(wide, count))
-        last.each.copy_(weight)
-        return last
-
-
-def each(wide: Tensor, count: int) -> Tensor:
-    """The kernels by neighbour, a view."""
+def neighbours(wide: Tensor, count: int) -> Tensor:
+    """The kernels of each neighbour, a view."""
     (kernels, inputs, height, width), (step, *others) = wide.shape, wide.stride()
     shape = (count, kernels // count, inputs, height, width - count + 1)
     return wide.as_strided(shape, (kernels // count * step + others[2], step, *others))
 
 
-def together(form: nn.Conv2d, x: Tensor, channels: int, columns: int) -> int:
+def together(form: nn.Conv2d, x: Tensor) -> int:
     """How many neighbouring columns are computed together; in bf16 it gains nothing."""
     plain = form.groups == form.stride[1] == form.dilation[1] == 1 and form.kernel_size[1] > 1
-    most = VECTOR // channels if plain and x.dtype != torch.bfloat16 else 1
+    most = VECTOR // form.out_channels if plain and x.dtype != torch.bfloat16 else 1
+    columns = x.shape[3] + 2 * int(form.padding[1]) - form.kernel_size[1] + 1
     return next((count for count in range(most, 1, -1) if columns % count == 0), 1)
 
 

@@ -5,7 +5,7 @@ modules cost a tenth of a small model's step; here the gradients also go straigh
 layers are left to autograd.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -64,9 +64,13 @@ def sequence_of(module: nn.Module, axes: int) -> list[tuple[str, Layer]] | None:
     """The layers by name, in the order in which they are computed; None: one is not supported at its position."""
     found: list[tuple[str, Layer]] = []
     owned: list[Tensor] = []
-    for name, part in parts_of(module):
+    for name, part in module.named_modules(remove_duplicate=False):
+        if customized(part):
+            return None
+        if type(part) is nn.Sequential:
+            continue
         kind, fits = LAYERS.get(type(part), (None, None))
-        if kind is None or fits is None or not fits(part) or kind.input_axes not in (None, axes) or customized(part):
+        if kind is None or fits is None or not fits(part) or kind.input_axes not in (None, axes):
             return None
         owned += part.parameters()
         if kind is Relu and not owned:  # it would write over the samples
@@ -76,22 +80,12 @@ def sequence_of(module: nn.Module, axes: int) -> list[tuple[str, Layer]] | None:
         if kind is MaxPool and len(found) > 1 and isinstance(found[-2][1], Relu):
             found[-2:] = found[:-3:-1]  # ReLU after the maximum gives the same numbers from fewer of them
     unique = len({id(value) for value in owned}) == len(owned)
-    return found if unique and owned and not customized(module) and axes == 2 else None
-
-
-def parts_of(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The layers of nested sequences by name; anything else is one layer."""
-    if type(module) is not nn.Sequential or (name and customized(module)):
-        yield name, module
-        return
-    for key, part in module._modules.items():
-        if part is not None:
-            yield from parts_of(part, f"{name}.{key}" if name else key)
+    return found if unique and owned and axes == 2 else None
 
 
 def customized(module: nn.Module) -> bool:
     """Whether a layer does not do what its class says: it has hooks, or a forward or parameters of its own."""
+    parameters = {name: value for name, value in module._parameters.items() if value is not None}
+    changed = any(value._backward_hooks or not value.requires_grad for value in parameters.values())
     hooks = any(getattr(module, name) for name in HOOKS) or "forward" in vars(module)
-    parameters = module._parameters.items()
-    other = any(value is not None and name not in ("weight", "bias") for name, value in parameters)
-    return hooks or other or any(v is not None and (v._backward_hooks or not v.requires_grad) for _, v in parameters)
+    return hooks or changed or not parameters.keys() <= {"weight", "bias"}
