@@ -20,6 +20,8 @@ CHUNK = 1024  # validation samples in one forward pass
 class ClientTrainer:
     """A model to train with, and the data, on one device; optimizers step a row of all its parameters."""
 
+    seeds_torch = True  # False: the model draws no random numbers of its own, such as dropout's
+
     def __init__(self, task: Task, module: nn.Module, layout: Layout, device: torch.device) -> None:
         self.task, self.module, self.layout, self.device = task, module.to(device), layout, device
         self.x, self.y = (torch.as_tensor(values).to(device) for values in (task.data.train.x, task.data.train.y))
@@ -56,7 +58,9 @@ class ClientTrainer:
         whole = local_training.batches(experiment.federation, self.size(client), experiment.seed, client, round)
         chosen = whole[:steps]
         x, y = self.training_samples(client, round, np.concatenate(whole), sum(map(len, chosen)))
-        self.begin(client, round)
+        if self.seeds_torch:
+            self.module.train()
+            models.seed_torch(experiment.seed, "model", client, round)
         state = ClientState(
             local_training.rate(experiment.federation, round),
             params_P.new_zeros(1),
@@ -79,11 +83,6 @@ class ClientTrainer:
         mean, total = torch.stack(losses).mean().item(), torch.stack(squared).sum().item() if squared else None
         return mean, total, optimizer.update_client_state(params_P, state) if optimizer.has_client_state else None
 
-    def begin(self, client: int, round: int) -> None:
-        """Prepare the model's own random choices, such as dropout."""
-        self.module.train()
-        models.seed_torch(self.task.experiment.seed, "model", client, round)
-
     def gradient(self, x: Tensor, y: Tensor, client: int) -> tuple[Tensor, Tensor, Tensor]:
         """A batch's mean loss, its logits, and the gradient of all parameters as a row, which may be overwritten."""
         logits = self.forward(x, client)
@@ -99,18 +98,15 @@ class ClientTrainer:
             message = f"the model cannot take a batch of {len(x)} (client {client}): {first_line(error)}"
             raise ModelError(message) from None
 
-    def samples(self, rows: Tensor) -> Tensor:
-        """Training inputs as they are stored."""
-        return self.x[rows]
-
     def training_samples(self, client: int, round: int, order: NDArray[np.int64], count: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of the first so many samples of a whole round."""
-        data, augmentation = self.task.data, None
+        data, arranged = self.task.data, self.layout.arranged
         rows = torch.from_numpy(data.clients[client].training[order[:count]]).to(self.device)
-        if data.augmented:
-            drawn = local_training.augmentation(len(order), data.train.shape, self.task.experiment.seed, client, round)
-            augmentation = torch.from_numpy(drawn[:count]).to(self.device)
-        return self.layout.arranged(data.transform(self.samples(rows), augmentation)), self.y[rows]
+        x, y = self.layout.select(self.x, rows), self.y[rows]
+        if not data.augmented:
+            return arranged(data.transform(arranged(x))), y  # early: stored samples are often bytes
+        drawn = local_training.augmentation(len(order), data.train.shape, self.task.experiment.seed, client, round)
+        return arranged(data.transform(x, torch.from_numpy(drawn[:count]).to(self.device))), y
 
     def validation_samples(self, clients: Sequence[int], round: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and labels of these clients' validation samples, one client after the other, in chunks."""

@@ -18,9 +18,8 @@ from cpfl.engines.workers.pool import WorkerPool, can_fork, cores
 from cpfl.engines.workers.trainer import Job
 from cpfl.errors import DivergedError
 from cpfl.federation import local_training, optimizers
-from cpfl.federation.messages import CLIENT_STATE_MEAN, AlgorithmState
+from cpfl.federation.messages import CLIENT_STATE_MEAN
 from cpfl.federation.session import ClientResult, RoundResult, Session
-from cpfl.models import State
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
@@ -48,23 +47,14 @@ class WorkerEngine(Engine):
         self.pool.waiting.clear()
         rounds = {session.cohort: Round(self, session) for session in sessions if not session.idle}
 
-        def prepare(job: Job, row: ModelRow) -> None:
-            if job.kind == "train":
-                rounds[job.cohort].prepare(job.clients[0], row)
-
         def on_done(job: Job, answer: Any, row: ModelRow) -> None:
-            round = rounds[job.cohort]
-            if job.kind == "train":
-                round.trained(job.clients[0], answer, row)
-            else:
-                round.evaluated(job.clients, answer)
-            if round.complete:
-                session = round.session
-                on_round(session, session.close_round(round.result()))
+            result, session = rounds[job.cohort].done(job, answer, row), rounds[job.cohort].session
+            if result is not None:
+                on_round(session, session.close_round(result))
                 if not session.idle:
                     rounds[session.cohort] = Round(self, session)
 
-        self.pool.work(prepare, on_done)
+        self.pool.work(lambda job, row: rounds[job.cohort].prepare(job, row), on_done)
 
 
 class Round:
@@ -74,57 +64,59 @@ class Round:
         self.session, self._waiting, self._job_samples = session, engine.pool.waiting, engine.job_samples
         self._settings, self._clients = engine.task.experiment.federation, engine.task.data.clients
         self._request = request = session.open_round()
-        self._cohort_model = engine.pool.models[session.cohort]
-        self._cohort_model.write(request.model)
-        self._cohort_model.write_state(request.algorithm_state.cohort.get(CLIENT_STATE_MEAN))
+        self._model = engine.pool.models[session.cohort]
+        self._model.write(request.model)
+        self._model.write_state(request.algorithm_state.cohort.get(CLIENT_STATE_MEAN))
         self._mean = request.aggregation == "mean"
         layout, cpu = engine.layout if self._mean else engine.stale_layout, torch.device("cpu")
         self._aggregator = RoundAggregator(layout, engine.server, request, cpu, engine.client)
-        self._model, self._algorithm_state = State(), AlgorithmState()
         self._losses: dict[int, tuple[float, float | None]] = {}  # of training, and of their squares
         self._validation: dict[int, float] = {}
         self._evaluations = 0  # jobs that are not done yet
         self._order = list(request.participants)  # clients whose models are still to be added, in this order
         self._early: dict[int, ModelRow] = {}  # models that came before their predecessors
-        longest_first = sorted(request.participants, key=lambda client: -self._steps(client))
-        self._waiting.extend(self._job(client) for client in longest_first)
+        for client in sorted(request.participants, key=lambda client: -self._steps(client)):  # longest first
+            how = (request.steps.get(client), request.squared_losses, client in request.origins)
+            self._waiting.append(Job("train", request.cohort, (client,), request.origin(client).round, *how))
 
-    def _job(self, client: int) -> Job:
-        request, number = self._request, self._request.origin(client).round
-        how = (request.steps.get(client), request.squared_losses, client in request.origins)
-        return Job("train", request.cohort, (client,), number, *how)
-
-    def prepare(self, client: int, row: ModelRow) -> None:
+    def prepare(self, job: Job, row: ModelRow) -> None:
         """Write what a client starts with, besides its cohort's model, into the row of its result."""
-        if client in self._request.origins:
-            row.write(self._request.origins[client].model)
-        row.write_state(self._request.algorithm_state.clients.get(client))
+        if job.kind == "train":
+            if job.older:
+                row.write(self._request.origins[job.clients[0]].model)
+            row.write_state(self._request.algorithm_state.clients.get(job.clients[0]))
 
-    @property
-    def complete(self) -> bool:
-        """All clients have trained and evaluated."""
-        return not self._order and self._evaluations == 0
+    def done(self, job: Job, answer: Any, row: ModelRow) -> RoundResult | None:
+        """A client has trained, or some have evaluated the new model; the last one completes the round."""
+        losses = answer if job.kind == "evaluate" else answer[:1]
+        for client, loss in zip(job.clients, losses, strict=True):
+            if not math.isfinite(loss):
+                raise DivergedError(self.session.cohort, client, self._request.round, loss)
+        if job.kind == "evaluate":
+            self._validation.update(zip(job.clients, losses, strict=True))
+            self._evaluations -= 1
+        else:
+            self._losses[job.clients[0]] = answer
+            self._add(job.clients[0], row)
+        return None if self._order or self._evaluations else self._result()
 
-    def trained(self, client: int, losses: tuple[float, float | None], model: ModelRow) -> None:
-        """A client has trained; the last one completes the cohort's new model."""
-        self._check(client, losses[0])
-        self._losses[client], self._early[client] = losses, model
+    def _add(self, client: int, row: ModelRow) -> None:
+        """Add all models whose turn it is; the last one completes the cohort's new model."""
+        request, self._early[client] = self._request, row
         while self._order and self._order[0] in self._early:
             first = self._order.pop(0)
-            self._add(first, self._early.pop(first))
+            model, size, origin = self._early.pop(first), self._size(first), request.origins.get(first)
+            params_P = model.parameters_P if self._mean else None
+            self._aggregator.add(model.tensors, size, self._steps(first), origin, params_P)
+            if len(model.state_P):
+                before_P = self._aggregator.row(request.algorithm_state.clients.get(first))
+                self._aggregator.add_client_state(first, before_P, model.state_P.clone())
         if client in self._early:  # its row is needed for others
-            self._early[client] = model.clone()
+            self._early[client] = row.clone()
         if not self._order:
-            self._model, self._algorithm_state = self._aggregator.result()
-            self._cohort_model.write(self._model)
+            self._new_model, self._algorithm_state = self._aggregator.result()
+            self._model.write(self._new_model)
             self._evaluate()
-
-    def _add(self, client: int, model: ModelRow) -> None:
-        request, row_P = self._request, model.parameters_P if self._mean else None
-        self._aggregator.add(model.tensors, self._size(client), self._steps(client), request.origins.get(client), row_P)
-        if len(model.state_P):
-            before_P = self._aggregator.row(request.algorithm_state.clients.get(client))
-            self._aggregator.add_client_state(client, before_P, model.state_P.clone())
 
     def _evaluate(self) -> None:
         group, samples, jobs = list[int](), 0, list[Job]()
@@ -139,26 +131,14 @@ class Round:
         self._evaluations = len(jobs)
         self._waiting.extendleft(reversed(jobs))  # first: a cohort waits for them
 
-    def evaluated(self, clients: Sequence[int], losses: Sequence[float]) -> None:
-        """Some clients have evaluated the new model."""
-        for client, loss in zip(clients, losses, strict=True):
-            self._check(client, loss)
-            self._validation[client] = loss
-        self._evaluations -= 1
-
-    def result(self) -> RoundResult:
-        """The new model, and what the clients report."""
+    def _result(self) -> RoundResult:
         results = []
         for client in self._request.participants:
             steps, (loss, squared) = self._steps(client), self._losses[client]
             samples = local_training.samples_in_steps(self._settings, self._size(client), steps)
             validation = self._validation.get(client)
             results.append(ClientResult(client, samples, steps, loss, validation, squared_losses=squared))
-        return RoundResult(self._model, results, algorithm_state=self._algorithm_state)
-
-    def _check(self, client: int, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise DivergedError(self.session.cohort, client, self._request.round, loss)
+        return RoundResult(self._new_model, results, algorithm_state=self._algorithm_state)
 
     def _size(self, client: int) -> int:
         return int(self._clients.training_sizes[client])

@@ -14,7 +14,7 @@ from cpfl import models
 from cpfl.engines.client_training import ClientTrainer
 from cpfl.engines.workers.model_rows import ModelRow, bind, model_rows
 from cpfl.engines.workers.sequential import sequential_step
-from cpfl.models.layout import IMAGE_AXES, Layout
+from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
 SMALL = 2**26  # bytes of samples of which every worker may have a copy, channels last: indexing is faster
@@ -51,6 +51,7 @@ class Trainer(ClientTrainer):
             axes, low = 1 + len(data.train.shape), experiment.precision == "bf16"
             rows = (self._row.floats_P, self._gradients.floats_P)
             self._sequential = sequential_step(module, axes, *rows, layout.views, low)
+        self.seeds_torch = self._sequential is None  # plain layers draw nothing
 
     def train_client(self, job: Job, model: ModelRow, result: ModelRow) -> tuple[float, float | None]:
         """A client's round from its cohort's model, or from the older one in `result`; the trained one goes there.
@@ -80,11 +81,6 @@ class Trainer(ClientTrainer):
     def load(self, params_P: Tensor) -> None:
         """Nothing to do: the model's parameters are those of the row."""
 
-    def begin(self, client: int, round: int) -> None:
-        """Only where autograd is used: plain layers draw nothing."""
-        if self._sequential is None:
-            super().begin(client, round)
-
     def gradient(self, x: Tensor, y: Tensor, client: int) -> tuple[Tensor, Tensor, Tensor]:
         """Without autograd where the model is a sequence of plain layers."""
         if self._sequential is None:
@@ -95,15 +91,6 @@ class Trainer(ClientTrainer):
         """In the experiment's precision."""
         with models.arithmetic(x.device, self.task.experiment.precision):
             return super().forward(x, client).to(x.dtype)
-
-    def samples(self, rows: Tensor) -> Tensor:
-        """Channels last, early if they are not augmented: stored samples are often bytes."""
-        x, layout = self.x, self.layout
-        last = x.dim() == IMAGE_AXES and layout.channels_last and x.is_contiguous(memory_format=torch.channels_last)
-        if last:
-            return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
-        x = x.index_select(0, rows)
-        return x if self.task.data.augmented else layout.arranged(x)
 
     def _load(self, model: ModelRow) -> None:
         self._row.copy_from(model)
