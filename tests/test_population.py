@@ -1,4 +1,4 @@
-"""A large population's columns lie in a memory-mapped Arrow file, and nothing else changes."""
+"""A large population's columns lie in a memory-mapped file, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_every_column_is_a_part_of_the_mapped_file(large: Path) -> None:
     found = task()
     file = mappings(large)
-    assert file, "an Arrow file is mapped"
+    assert file, "a file is mapped"
     for name, column in columns_of(found).items():
         at = column.__array_interface__["data"][0]
         assert any(begin <= at and at + column.nbytes <= end for begin, end in file), name

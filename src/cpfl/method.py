@@ -70,7 +70,8 @@ def distill(
         if len(teachers.cohorts) == 1:
             return test.results(ensemble.modules[0], *accuracies, epochs=[], seconds=0.0)
         student = initial_student(task, ensemble, teachers.states, settings)
-        views = Views(task, ensemble, teachers.states, settings, engine.helpers if engine else None)
+        workers = engine if engine and engine.width else None  # compute targets, if there are any
+        views = Views(task, ensemble, teachers.states, settings, workers)
         loss = distillation_loss(settings, ensemble.aggregation.probabilities)  # ‖f(x; θ_s) − z̃‖₁
         epochs = train_student(student, views, loss, settings, task, precision, test.accuracy, on_epoch)
         return test.results(student, *accuracies, epochs=epochs, seconds=time.perf_counter() - began)

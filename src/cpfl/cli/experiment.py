@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -104,9 +105,9 @@ def cohorts(
         names = loading.class_names(first, data) or list(map(str, range(first.data.classes)))
         title = f"{base.name}: {base.clients} clients, assignment {base.assignment.rule}"
         with files.explained(out):
-            style.save(assignment_figure.picture([view.as_dict() for view in views], title, names), out)
+            style.save(assignment_figure.picture(list(map(asdict, views)), title, names), out)
     if as_json:
-        options.show_json({"name": base.name, "seed": base.seed, "assignments": [view.as_dict() for view in views]})
+        options.show_json({"name": base.name, "seed": base.seed, "assignments": list(map(asdict, views))})
         return
     if len(views) == 1:
         _show_one(views[0])

@@ -131,10 +131,8 @@ def server_task(experiment: Experiment, model: UserModel, test: Any, public: Any
     build = user_model_factory(model)
     other = experiment.distillation.student
     build_student = models.factory(Model(name=other), shape, classes, "distillation.student") if other else build
-    start = models.fresh(build, experiment.seed, "init", transform.dtype)
-    models.check(start, transform(torch.as_tensor(given.test.x[:2])), classes)
-    state = models.state_of(start)
-    size = models.wire_bytes(experiment.model, state)
+    x = transform(torch.as_tensor(given.test.x[:2]))
+    state, size = models.initial(build, experiment.model, experiment.seed, x, classes)
     fleet = Fleet(np.ones(experiment.clients), np.ones(experiment.clients))  # not used: real rounds are measured
     cohorts = assign_cohorts(experiment, data, fleet, size)
     hidden = np.full((experiment.cohorts, classes), label_counts.HIDDEN)

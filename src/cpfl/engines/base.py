@@ -37,11 +37,6 @@ class Engine:
         """Release what the engine holds outside this process."""
 
     @property
-    def helpers(self) -> "Engine | None":
-        """The engine itself if its workers can share the work of the distillation."""
-        return self if self.width else None
-
-    @property
     def width(self) -> int:
         """Pieces of the distillation's work that workers do at once; 0: there are no such workers."""
         return 0

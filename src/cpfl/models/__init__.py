@@ -27,8 +27,9 @@ ModelFactory = Callable[[], nn.Module]
 def gn_lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     """The paper's CIFAR-10 model: LeNet with group normalisation, 85,354 parameters."""
     channels, height, width = _image(shape, "gn-lenet")
-    side = [_pooled(_pooled(_pooled(s, 3), 3), 3) for s in (height, width)]
-    if min(side) < 1:
+    for _ in range(3):  # poolings of three by three pixels in steps of two
+        height, width = (height - 1) // 2, (width - 1) // 2
+    if min(height, width) < 1:
         raise ModelError(f"model gn-lenet takes images of 15×15 or more, not samples of shape {shape}")
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
@@ -44,7 +45,7 @@ def gn_lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.MaxPool2d(3, 2),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(64 * side[0] * side[1], classes),
+        nn.Linear(64 * height * width, classes),
     )
 
 
@@ -110,6 +111,14 @@ def fresh(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> n
         return build().to(dtype)
 
 
+def initial(build: ModelFactory, settings: Model, seed: int, x: Tensor, classes: int) -> tuple[State, int]:
+    """The initial state of a model that fits these inputs, and its size on the network in bytes, as set or counted."""
+    module = fresh(build, seed, "init", x.dtype)
+    check(module, x, classes)
+    state = state_of(module)
+    return state, settings.bytes or 4 * sum(value.numel() for value in state.values())
+
+
 def check(module: nn.Module, x: Tensor, classes: int) -> None:
     """Refuse a model that does not map these inputs to one logit for each class."""
     try:
@@ -169,11 +178,6 @@ def squared_losses(logits: Tensor, y: Tensor) -> Tensor:
     """The sum of the samples' squared losses."""
     with torch.no_grad():
         return nn.functional.cross_entropy(logits, y, reduction="none").double().square().sum()
-
-
-def wire_bytes(model: Model, state: State) -> int:
-    """The model's size on the network: as set, or four bytes a number."""
-    return model.bytes or 4 * sum(value.numel() for value in state.values())
 
 
 def seed_torch(seed: int, purpose: str, *address: int) -> None:
@@ -251,7 +255,3 @@ def _image(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise ModelError(f"model {name} takes images (channels, height, width), not samples of shape {shape}")
     return shape[0], shape[1], shape[2]
-
-
-def _pooled(side: int, kernel: int) -> int:
-    return (side - kernel) // 2 + 1

@@ -1,6 +1,6 @@
 """Models as rows of numbers, so that moving or adding up models is moving or adding up rows.
 
-Axes: P trained parameters. The rows of the workers have other floats behind them, and integers in a row of their own.
+Axes: P trained parameters.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,14 @@ from cpfl import models
 from cpfl.models import State
 
 IMAGE_AXES = 4  # of tensors that have channels
-Shapes = dict[str, torch.Size]
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where each tensor of a model lies in a row."""
 
-    shapes: Shapes  # of the trained parameters, in their order
+    shapes: dict[str, torch.Size]  # of the trained parameters, in their order
     size: int  # P
-    others: Shapes  # the other floats of the state: buffers, frozen parameters, second names
-    integers: Shapes  # counters, such as BatchNorm's
     buffers: State
     frozen: State  # parameters that are not trained
     ties: dict[str, str]  # second names of a trained parameter, and its first
@@ -38,33 +35,25 @@ class Layout:
         ties = {n: first[id(value)] for n, value in every.items() if id(value) in first and n not in parameters}
         buffers = {name: value.detach() for name, value in module.named_buffers()}
         state = module.state_dict()
-        names = sorted(state) if by_name else [*parameters, *(name for name in state if name not in parameters)]
-        shapes = {name: state[name].shape for name in names if name in parameters}
-        rest = [name for name in names if name not in parameters]
-        others = {name: state[name].shape for name in rest if state[name].is_floating_point()}
-        integers = {name: state[name].shape for name in rest if name not in others}
+        shapes = {name: state[name].shape for name in (sorted(parameters) if by_name else parameters)}
         size = sum(shape.numel() for shape in shapes.values())
-        return cls(shapes, size, others, integers, buffers, frozen, ties, channels_last)
+        return cls(shapes, size, buffers, frozen, ties, channels_last)
 
     def views(self, rows: Tensor) -> State:
-        """Tensors by name of a row, or of a matrix of rows, of parameters or of all floats; they share its memory."""
-        return self._views(rows, self.shapes if rows.shape[-1] == self.size else {**self.shapes, **self.others})
-
-    def integer_views(self, row: Tensor) -> State:
-        """The same of a row of integers."""
-        return self._views(row, self.integers)
-
-    def _views(self, rows: Tensor, shapes: Shapes) -> State:
+        """The parameters by name of a row, or of a matrix of rows; they share its memory."""
         start, views = 0, {}
-        for name, shape in shapes.items():
-            numbers, lead = rows[..., start : start + shape.numel()], rows.shape[:-1]
-            if self.channels_last and len(shape) == IMAGE_AXES:
-                outputs, channels, height, width = shape
-                views[name] = numbers.view((*lead, outputs, height, width, channels)).movedim(-1, -3)
-            else:
-                views[name] = numbers.view((*lead, *shape))
+        for name, shape in self.shapes.items():
+            views[name] = self.view(rows[..., start : start + shape.numel()], shape)
             start += shape.numel()
         return views
+
+    def view(self, numbers: Tensor, shape: torch.Size) -> Tensor:
+        """A tensor of this shape from its part of a row, or of a matrix of rows."""
+        lead = numbers.shape[:-1]
+        if self.channels_last and len(shape) == IMAGE_AXES:
+            outputs, channels, height, width = shape
+            return numbers.view((*lead, outputs, height, width, channels)).movedim(-1, -3)
+        return numbers.view((*lead, *shape))
 
     def flat(self, value: Tensor) -> Tensor:
         """A tensor's numbers in the order in which a row holds them."""

@@ -13,7 +13,7 @@ from cpfl.privacy import label_counts
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.settings import GIVEN, Experiment, experiment_file
-from cpfl.task.assignment import reveals
+from cpfl.task.assignment import assignment_rule
 from cpfl.task.loading import Notify, class_names, load_task
 from cpfl.task.task import Task, UserModel
 
@@ -32,7 +32,7 @@ def describe(task: Task, data: str | Path | None) -> dict[str, Any]:
         "samples": {name: len(samples) for name, samples in sets.items()},
         "fingerprint": task.fingerprint(),
         "cohorts": task.cohorts,
-        "assignment_reveals": reveals(task.experiment.assignment),
+        "assignment_reveals": assignment_rule(task.experiment.assignment).reveals,
         "label_counts": label_counts.to_rows(task.label_counts),
         "published": published(task.experiment),  # a report reads folders only
     }

@@ -59,8 +59,3 @@ def client_values(data: FederatedData, column: str) -> Sequence[str]:
             "assignment needs one value for each client"
         )
     return [str(value) for value in values[lowest]]
-
-
-def reveals(settings: Assignment) -> str:
-    """What the global server learns of clients by assigning cohorts, in one sentence."""
-    return assignment_rule(settings).reveals

@@ -1,14 +1,13 @@
 """An assignment of clients to cohorts, as shown before a run: sizes, samples, label skew, and hours a round."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from cpfl.cohorts.base import expected_longest, skews
 from cpfl.federation.accounting import round_seconds
 from cpfl.federation.selection.base import participants_per_round
-from cpfl.task.assignment import reveals
+from cpfl.task.assignment import assignment_rule
 from cpfl.task.task import Task
 
 
@@ -42,10 +41,6 @@ class AssignmentView:
     hours_per_round_longest: float
     by_cohort: list[CohortRow]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 def look(task: Task) -> AssignmentView:
     """Describe the cohorts of a task that is ready to run."""
@@ -78,7 +73,7 @@ def look(task: Task) -> AssignmentView:
     each = [row.hours_per_round for row in rows]
     return AssignmentView(
         rule=experiment.assignment.rule,
-        reveals=reveals(experiment.assignment),
+        reveals=assignment_rule(experiment.assignment).reveals,
         cohorts=len(rows),
         clients=experiment.clients,
         samples=int(whole_C.sum()),

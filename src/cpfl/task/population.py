@@ -1,7 +1,7 @@
 """A population in columns: who holds which samples, on which device, in which cohort.
 
-Columns of a large population are in a memory-mapped Arrow file: the kernel may drop and read its pages again, and
-forked workers share them. numpy reads Arrow's buffers without a copy.
+Columns of a large population are in a memory-mapped file: the kernel may drop and read its pages again, and forked
+workers share them.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from cpfl.cohorts.base import Cohorts, Members
@@ -22,6 +21,7 @@ from cpfl.data.split import Clients
 from cpfl.devices.fleet import Fleet
 
 LARGE = 2**26  # bytes: below, a file is not worth it
+ALIGNED = 64  # bytes: where a column of the file may begin
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -59,26 +59,21 @@ def memory_mapped(clients: Clients, fleet: Fleet, plan: Cohorts) -> Population:
     columns = population.columns()
     if sum(column.nbytes for column in columns.values()) < LARGE:
         return population
-    with contextlib.suppress(OSError, pa.ArrowException):
+    with contextlib.suppress(OSError):
         return population.with_columns(mapped(columns, cache_folder()))
     return population
 
 
 def mapped(columns: Columns, folder: Path) -> dict[str, NDArray[Any]]:
-    """The same columns, read-only, in an unnamed Arrow file, which is freed with the last process that has it open."""
+    """The same columns, read-only, in an unnamed file, which is freed with the last process that has it open."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="population-", suffix=".arrow") as file:
-        lists = [_one_row(column) for column in columns.values()]  # lengths differ: each column is one list
-        batch = pa.record_batch(lists, names=list(columns))
-        with pa.OSFile(file.name, "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        found = pa.ipc.open_file(pa.memory_map(file.name)).get_batch(0)
+    starts = {}
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for name, column in columns.items():
+            starts[name] = file.seek(-(-file.tell() // ALIGNED) * ALIGNED)
+            file.write(np.ascontiguousarray(column).data)
+        file.flush()
+        found = np.asarray(np.memmap(file, np.uint8, "r"))
     return {
-        name: found.column(name).values.to_numpy(zero_copy_only=True).view(column.dtype)
-        for name, column in columns.items()
+        name: found[starts[name] : starts[name] + column.nbytes].view(column.dtype) for name, column in columns.items()
     }
-
-
-def _one_row(column: NDArray[Any]) -> pa.Array:
-    flat = column.view(np.uint8) if column.dtype == np.bool_ else column  # Arrow would have bits
-    return pa.LargeListArray.from_arrays(pa.array([0, len(flat)], pa.int64()), pa.array(flat))

@@ -89,18 +89,14 @@ def build_task(
     data = federated.load(experiment, roots, given, None if population is None else population.clients)
     check_evaluation(data, experiment.stopping)
     check_views(data, experiment.distillation)
-    shape, classes = data.train.shape, data.classes
-    build = models.factory(experiment.model, shape, classes) if model is None else user_model_factory(model)
-    other = experiment.distillation.student
-    build_student = models.factory(Model(name=other), shape, classes, "distillation.student") if other else build
-    dtype = data.transform.dtype
-    start = models.fresh(build, experiment.seed, "init", dtype)
+    shape, classes, seed = data.train.shape, data.classes, experiment.seed
     x = data.transform(torch.as_tensor(data.train.x[:2]))
-    models.check(start, x, classes)
-    if other:
-        models.check(models.fresh(build_student, experiment.seed, "student", dtype), x, classes)
-    state = models.state_of(start)
-    size = models.wire_bytes(experiment.model, state)
+    build = models.factory(experiment.model, shape, classes) if model is None else user_model_factory(model)
+    start, size = models.initial(build, experiment.model, seed, x, classes)
+    build_student = build
+    if other := experiment.distillation.student:
+        build_student = models.factory(Model(name=other), shape, classes, "distillation.student")
+        models.check(models.fresh(build_student, seed, "student", x.dtype), x, classes)
     if population is None:
         plan = assign_cohorts(experiment, data, devices, size) if plan is None else plan
         population = memory_mapped(data.clients, devices, plan)
@@ -108,27 +104,20 @@ def build_task(
     made: dict[str, CohortModel] = {}
     for cohort, name in experiment.model.by_cohort.items():
         if name not in made:
-            made[name] = _architecture(name, f"model.by_cohort.{cohort}", experiment, data, x)
+            settings = models.named(experiment.model, name)
+            own = models.factory(settings, shape, classes, f"model.by_cohort.{cohort}")
+            made[name] = CohortModel(own, *models.initial(own, settings, seed, x, classes))
     others = {int(cohort): made[name] for cohort, name in experiment.model.by_cohort.items()}
     fleet, plan, counts = population.fleet, population.cohorts, population.label_counts
     if counts is None:
-        counts = cohort_counts(data.label_counts, classes, plan, experiment.privacy, experiment.seed)
-    return Task(experiment, data, build, build_student, fleet, plan, state, size, counts, others)
+        counts = cohort_counts(data.label_counts, classes, plan, experiment.privacy, seed)
+    return Task(experiment, data, build, build_student, fleet, plan, start, size, counts, others)
 
 
 def _devices(experiment: Experiment, roots: Sequence[Path]) -> Fleet:
     devices = fleet_of(experiment.devices, experiment.clients, experiment.seed, roots)
     schedules = availability(experiment.devices, experiment.clients, experiment.seed, roots)
     return devices if schedules is None else replace(devices, availability=schedules)
-
-
-def _architecture(name: str, key: str, experiment: Experiment, data: FederatedData, x: torch.Tensor) -> CohortModel:
-    settings = models.named(experiment.model, name)
-    build = models.factory(settings, data.train.shape, data.classes, key)
-    start = models.fresh(build, experiment.seed, "init", data.transform.dtype)
-    models.check(start, x, data.classes)
-    state = models.state_of(start)
-    return CohortModel(build, state, models.wire_bytes(settings, state))
 
 
 def check_evaluation(data: FederatedData, settings: Stopping) -> None:

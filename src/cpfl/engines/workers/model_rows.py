@@ -1,7 +1,4 @@
-"""Models in memory that the worker processes share.
-
-Axes: P floats of a model, Q integers (counters, such as BatchNorm's).
-"""
+"""Models in memory that the worker processes share. Axes: P trained parameters."""
 
 import mmap
 from dataclasses import dataclass, replace
@@ -20,25 +17,20 @@ from cpfl.task.task import Task
 
 @dataclass
 class ModelRow:
-    """One model as a row of floats and a row of integers."""
+    """One model: its trained parameters as a row, and its other tensors."""
 
     layout: Layout
-    floats_P: Tensor
-    integers_Q: Tensor
+    parameters_P: Tensor
+    others: State  # buffers, second names and frozen parameters
     state_P: Tensor  # of the client optimizer: a client's, or the mean of a cohort's; empty if it has none
 
     @cached_property
     def tensors(self) -> State:
-        """The model's tensors, sharing its memory; integers may be of another type than the model's."""
-        return self.layout.views(self.floats_P) | self.layout.integer_views(self.integers_Q)
-
-    @property
-    def parameters_P(self) -> Tensor:
-        """The trained parameters, sharing its memory."""
-        return self.floats_P[: self.layout.size]
+        """The model's tensors, sharing its memory."""
+        return self.layout.views(self.parameters_P) | self.others
 
     def write(self, state: State) -> None:
-        """Copy a model's state into the rows."""
+        """Copy a model's state into the row."""
         for name, value in self.tensors.items():
             value.copy_(state[name])
 
@@ -51,21 +43,30 @@ class ModelRow:
 
     def copy_from(self, other: "ModelRow") -> None:
         """Become the other model; the client optimizer's state stays."""
-        self.floats_P.copy_(other.floats_P)
-        self.integers_Q.copy_(other.integers_Q)
+        self.parameters_P.copy_(other.parameters_P)
+        for name, value in self.others.items():
+            value.copy_(other.others[name])
 
     def clone(self) -> "ModelRow":
         """A copy in memory of its own."""
-        return ModelRow(self.layout, self.floats_P.clone(), self.integers_Q.clone(), self.state_P.clone())
+        others = {name: value.clone() for name, value in self.others.items()}
+        return ModelRow(self.layout, self.parameters_P.clone(), others, self.state_P.clone())
 
 
 def model_rows(task: Task, layout: Layout, count: int) -> list[ModelRow]:
     """So many models in shared memory."""
     dtype, optimizer = task.data.transform.dtype, optimizers.client_optimizer(task.experiment.federation)
-    floats = shared(count, layout.size + sum(shape.numel() for shape in layout.others.values()), dtype)
-    integers = shared(count, sum(shape.numel() for shape in layout.integers.values()), torch.int64)
+    others = {
+        name: layout.view(shared(count, value.numel(), value.dtype), value.shape)
+        for name, value in task.start.items()
+        if name not in layout.shapes
+    }
+    parameters = shared(count, layout.size, dtype)
     states = shared(count, layout.size if optimizer.has_client_state else 0, dtype)
-    return [ModelRow(layout, *rows) for rows in zip(floats, integers, states, strict=True)]
+    return [
+        ModelRow(layout, parameters[row], {name: value[row] for name, value in others.items()}, states[row])
+        for row in range(count)
+    ]
 
 
 def shared(count: int, size: int, dtype: torch.dtype) -> Tensor:

@@ -38,19 +38,19 @@ class Trainer(ClientTrainer):
 
     def __init__(self, task: Task, layout: Layout) -> None:
         data, experiment = task.data, task.experiment
-        self._row, self._gradients = (model_rows(task, layout, 1)[0] for _ in range(2))
+        self._row = model_rows(task, layout, 1)[0]
+        self._gradients_P = torch.zeros_like(self._row.parameters_P)
         module = models.fresh(task.build, experiment.seed, "init", data.transform.dtype)
         bind(module, self._row)
         super().__init__(task, module, layout, torch.device("cpu"))
         if not data.augmented and self.x.nbytes <= SMALL:
             self.x = layout.arranged(self.x)
-        # Buffers, second names and frozen parameters.
-        self._others = {name: value for name, value in self._row.tensors.items() if name not in layout.shapes}
         self._sequential = None
-        if not self._others and layout.channels_last:
+        if not self._row.others and layout.channels_last:
             axes, low = 1 + len(data.train.shape), experiment.precision == "bf16"
-            rows = (self._row.floats_P, self._gradients.floats_P)
-            self._sequential = sequential_step(module, axes, *rows, layout.views, low)
+            self._sequential = sequential_step(
+                module, axes, self._row.parameters_P, self._gradients_P, layout.views, low
+            )
         self.seeds_torch = self._sequential is None  # plain layers draw nothing
 
     def train_client(self, job: Job, model: ModelRow, result: ModelRow) -> tuple[float, float | None]:
@@ -85,7 +85,7 @@ class Trainer(ClientTrainer):
         """Without autograd where the model is a sequence of plain layers."""
         if self._sequential is None:
             return super().gradient(x, y, client)
-        return *self._sequential(x, y), self._gradients.floats_P
+        return *self._sequential(x, y), self._gradients_P
 
     def forward(self, x: Tensor, client: int) -> Tensor:
         """In the experiment's precision."""
@@ -94,14 +94,14 @@ class Trainer(ClientTrainer):
 
     def _load(self, model: ModelRow) -> None:
         self._row.copy_from(model)
-        if self._others:
+        if self._row.others:
             state = self.module.state_dict()
-            for name, value in self._others.items():
+            for name, value in self._row.others.items():
                 state[name].copy_(value)
 
     def _store(self, result: ModelRow) -> None:
-        if self._others:
+        if self._row.others:
             state = self.module.state_dict()
-            for name, value in self._others.items():
+            for name, value in self._row.others.items():
                 value.copy_(state[name])
         result.copy_from(self._row)
