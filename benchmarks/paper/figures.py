@@ -22,7 +22,7 @@ from cpfl.report import cohort_figures, figures, style
 from cpfl.report.content import AGAINST
 from cpfl.report.tables import by_cohorts
 from cpfl.settings import experiment_file
-from cpfl.task.overview import look
+from cpfl.task.overview import assignment_view
 from cpfl.task.task import build_task
 
 Rows = list[dict[str, Any]]
@@ -51,7 +51,7 @@ def cohorts_of(run: dict[str, Any], data: Path) -> Rows:
     settings = {"cohorts": run["n"], "seed": run["seed"], "data.alpha": run["alpha"], "data.public": run["public"]}
     fit = ["data.public_fit=exact"]  # the stand-in has the training images' shape
     experiment = experiment_file.load("cifar10", [*(f"{key}={value}" for key, value in settings.items()), *fit])
-    by_cohort = look(build_task(experiment, [data], Given())).by_cohort
+    by_cohort = assignment_view(build_task(experiment, [data], Given())).by_cohort
     found = [
         {"n": run["n"], "seed": run["seed"], "samples": row.samples, "hours": rounds * row.hours_per_round}
         for row, rounds in zip(by_cohort, run["rounds of cohorts"], strict=True)

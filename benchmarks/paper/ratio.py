@@ -12,7 +12,7 @@ from pathlib import Path
 from cpfl.data.federated import Given
 from cpfl.federation.accounting import round_cpu_seconds
 from cpfl.settings import experiment_file
-from cpfl.task.overview import look
+from cpfl.task.overview import assignment_view
 from cpfl.task.task import build_task
 
 SEEDS = range(90, 95)
@@ -31,7 +31,7 @@ def ratio(seed: int, way: list[str], data: Path) -> float:
     (cpu_seconds,) = round_cpu_seconds(
         experiment.federation, task.fleet, task.data.clients.training_sizes, task.cohorts
     )
-    (cohort,) = look(task).by_cohort
+    (cohort,) = assignment_view(task).by_cohort
     return cpu_seconds / 3600 / cohort.hours_per_round
 
 

@@ -82,7 +82,7 @@ def cohorts(
     from cpfl.settings import experiment_file
     from cpfl.task import loading
     from cpfl.task.assignment import assign_cohorts
-    from cpfl.task.overview import look
+    from cpfl.task.overview import assignment_view
 
     if out is not None:
         assignment_figure.check_name(out)
@@ -98,7 +98,7 @@ def cohorts(
         replace(first, experiment=one, cohorts=assign_cohorts(one, first.data, first.fleet, first.model_bytes))
         for one in experiments[1:]
     ]
-    views = [look(task) for task in (first, *others)]
+    views = [assignment_view(task) for task in (first, *others)]
     if out is not None and out.suffix == ".csv":
         files.write_atomic(out, predefined.to_csv(first.cohorts).encode())
     elif out is not None:

@@ -42,7 +42,7 @@ class AssignmentView:
     by_cohort: list[CohortRow]
 
 
-def look(task: Task) -> AssignmentView:
+def assignment_view(task: Task) -> AssignmentView:
     """Describe the cohorts of a task that is ready to run."""
     experiment, data = task.experiment, task.data
     counts_NC = np.stack([data.counts[clients].sum(axis=0) for clients in task.cohorts])

@@ -44,23 +44,19 @@ class Population:
             **{f"cohort {cohort}": np.asarray(members) for cohort, members in enumerate(self.cohorts)},
         }
 
-    def with_columns(self, columns: Columns) -> "Population":
-        """The same population, from these."""
-        clients = copy.copy(self.clients)
-        vars(clients).update({name: columns[name] for name in vars(clients)})
-        fleet = replace(self.fleet, compute_ms=columns["compute_ms"], network_kbps=columns["network_kbps"])
-        cohorts = [Members(columns[f"cohort {cohort}"]) for cohort in range(len(self.cohorts))]
-        return replace(self, clients=clients, fleet=fleet, cohorts=cohorts)
 
-
-def memory_mapped(clients: Clients, fleet: Fleet, plan: Cohorts) -> Population:
+def memory_mapped(clients: Clients, fleet: Fleet, cohorts: Cohorts) -> Population:
     """A population whose columns are memory-mapped if they are large, and in memory if the disk has no space."""
-    population = Population(clients, fleet, [Members(members) for members in plan])
+    population = Population(clients, fleet, [Members(members) for members in cohorts])
     columns = population.columns()
     if sum(column.nbytes for column in columns.values()) < LARGE:
         return population
     with contextlib.suppress(OSError):
-        return population.with_columns(mapped(columns, cache_folder()))
+        columns = mapped(columns, cache_folder())
+        own = copy.copy(clients)
+        vars(own).update({name: columns[name] for name in vars(own)})
+        speeds = replace(fleet, compute_ms=columns["compute_ms"], network_kbps=columns["network_kbps"])
+        return Population(own, speeds, [Members(columns[f"cohort {cohort}"]) for cohort in range(len(cohorts))])
     return population
 
 

@@ -81,7 +81,7 @@ def build_task(
     roots: Sequence[Path],
     given: Given,
     model: UserModel | None = None,
-    plan: Cohorts | None = None,  # of a run that is resumed
+    cohorts: Cohorts | None = None,  # of a run that is resumed
     population: Population | None = None,  # if it is known already
 ) -> Task:
     """Load and check everything; what is wrong is refused here, before a run folder exists."""
@@ -98,8 +98,8 @@ def build_task(
         build_student = models.factory(Model(name=other), shape, classes, "distillation.student")
         models.check(models.fresh(build_student, seed, "student", x.dtype), x, classes)
     if population is None:
-        plan = assign_cohorts(experiment, data, devices, size) if plan is None else plan
-        population = memory_mapped(data.clients, devices, plan)
+        cohorts = assign_cohorts(experiment, data, devices, size) if cohorts is None else cohorts
+        population = memory_mapped(data.clients, devices, cohorts)
         data = replace(data, clients=population.clients)
     made: dict[str, CohortModel] = {}
     for cohort, name in experiment.model.by_cohort.items():
@@ -108,10 +108,10 @@ def build_task(
             own = models.factory(settings, shape, classes, f"model.by_cohort.{cohort}")
             made[name] = CohortModel(own, *models.initial(own, settings, seed, x, classes))
     others = {int(cohort): made[name] for cohort, name in experiment.model.by_cohort.items()}
-    fleet, plan, counts = population.fleet, population.cohorts, population.label_counts
+    fleet, cohorts, counts = population.fleet, population.cohorts, population.label_counts
     if counts is None:
-        counts = cohort_counts(data.label_counts, classes, plan, experiment.privacy, seed)
-    return Task(experiment, data, build, build_student, fleet, plan, start, size, counts, others)
+        counts = cohort_counts(data.label_counts, classes, cohorts, experiment.privacy, seed)
+    return Task(experiment, data, build, build_student, fleet, cohorts, start, size, counts, others)
 
 
 def _devices(experiment: Experiment, roots: Sequence[Path]) -> Fleet:

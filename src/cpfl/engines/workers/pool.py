@@ -28,7 +28,6 @@ from cpfl.task.task import Task
 
 SLOTS = 2  # results of one worker that may wait to be read
 
-
 Prepare = Callable[[Job, ModelRow], None]
 """(job, the row of its result): called before a job starts."""
 OnDone = Callable[[Job, Any, ModelRow], None]
@@ -69,11 +68,9 @@ class WorkerPool:
 
     def _do(self, trainer: Trainer, job: Job, slot: int) -> tuple[float, float | None] | list[float]:
         model = self.models[job.cohort]
-        return (
-            trainer.evaluate(job, model)
-            if job.kind == "evaluate"
-            else trainer.train_client(job, model, self.slots[slot])
-        )
+        if job.kind == "evaluate":
+            return trainer.evaluate(job, model)
+        return trainer.train_client(job, model, self.slots[slot])
 
     def _in_processes(self, prepare: Prepare, on_done: OnDone) -> None:
         workers: list[_Worker] = []
