@@ -149,7 +149,7 @@ def _clients(experiment: Experiment, client: int, samples: Samples, classes: int
 def _label_counts(request: ConfigRecord, samples: Samples, members: int) -> NDArray[np.int64]:
     experiment, classes, client = messages.read_context(request)
     assert samples.y is not None
-    values = _clients(experiment, client, samples, classes).label_counts(samples.y, classes)[client]
+    values = _clients(experiment, client, samples, classes).label_counts(samples.y, classes, np.array([client]))[0]
     return np.asarray(values + client_noise(experiment.privacy, members, classes, random.SystemRandom()))
 
 
