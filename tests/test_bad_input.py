@@ -98,7 +98,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "data.train_limit=5": ("data.train_limit",),
     # data
     "data.train=mnist-writers": ("mnist-writers", "was not found at", "train-*.parquet"),
-    "data.train=digit": ("'digit'", "did you mean 'digits'?"),
+    "data.train=digit": ("'digit'", "did you mean digits?"),
     "data.train=./nowhere": ("./nowhere", "not a folder"),
     "data.train=letters": ("labels",),
     "data.train=fedscale": ("fedscale", "device trace"),

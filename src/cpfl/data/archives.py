@@ -7,14 +7,13 @@ import json
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpfl.data.catalogue import PUBLISHED_SIZES
+from cpfl.data.catalogue import CATALOGUE, PUBLISHED_SIZES, Entry
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError
 
@@ -26,42 +25,10 @@ SVHN_FILES = {split: f"{split}_32x32.mat" for split in ("train", "test", "extra"
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class Archive:
-    """A published archive: its file, the folder inside it, and the members of each split."""
-
-    file: str
-    folder: str
-    members: dict[str, tuple[str, ...]]
-
-    def path(self, folder: Path) -> Path | None:
-        """Where the members are: the unpacked folder, the folder itself, or the archive."""
-        signs = {folder / self.folder: "", folder: self.members["train"][0], folder / self.file: ""}
-        return next((path for path, inside in signs.items() if (path / inside).exists()), None)
-
-
-ARCHIVES = {
-    "cifar10": Archive(
-        "cifar-10-binary.tar.gz",
-        "cifar-10-batches-bin",
-        {"train": tuple(f"data_batch_{k}.bin" for k in range(1, 6)), "test": ("test_batch.bin",)},
-    ),
-    "stl10": Archive(
-        "stl10_binary.tar.gz",
-        "stl10_binary",
-        {
-            "train": ("train_X.bin", "train_y.bin"),
-            "test": ("test_X.bin", "test_y.bin"),
-            "unlabeled": ("unlabeled_X.bin",),
-        },
-    ),
-}
-
-
 def recognise(folder: Path) -> str | None:
     """Which set's files these are: "cifar10", "stl10", "svhn", "LEAF", or None."""
-    for name, archive in ARCHIVES.items():
-        if archive.path(folder) is not None:
+    for name, entry in CATALOGUE.items():
+        if entry.members and _location(entry, folder) is not None:
             return name
     if any((folder / name).is_file() for name in SVHN_FILES.values()):
         return "svhn"
@@ -79,16 +46,22 @@ def read(folder: Path, kind: str, split: str) -> Samples | None:
         return _svhn(folder, split)
     if kind == "LEAF":
         return _leaf(folder, split)
-    archive = ARCHIVES[kind]
-    path, names = archive.path(folder), archive.members.get(split, ())
+    entry = CATALOGUE[kind]
+    path, names = _location(entry, folder), entry.members.get(split, ())
     assert path is not None, "recognise() saw it"
-    found = _unpacked(path, names) if path.is_dir() else _packed(path, archive.folder, names)
+    found = _unpacked(path, names) if path.is_dir() else _packed(path, entry.folder, names)
     if not names or (split == "test" and not found):
         return None
     if missing := [name for name in names if name not in found]:
         raise DataError(f"{path} lacks {', '.join(missing)}: {', '.join(names)} are expected in it")
     members = {name: found[name] for name in names}  # in order
     return _cifar10(path, members) if kind == "cifar10" else _stl10(path, members)
+
+
+def _location(entry: Entry, folder: Path) -> Path | None:
+    """Where the members of an archive are: the unpacked folder, the folder itself, or the archive."""
+    signs = {folder / entry.folder: "", folder: entry.members["train"][0], folder / entry.files[0].name: ""}
+    return next((path for path, inside in signs.items() if (path / inside).exists()), None)
 
 
 def _unpacked(folder: Path, names: tuple[str, ...]) -> dict[str, Bytes]:

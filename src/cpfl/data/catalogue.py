@@ -12,7 +12,7 @@ import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -57,6 +57,8 @@ class Entry:
     source: Literal["embedded", "files", "trace"] = "files"
     public: tuple[str, ...] = ("train",)
     files: tuple[RemoteFile, ...] = ()
+    folder: str = ""
+    members: dict[str, tuple[str, ...]] = field(default_factory=dict)
     path: Path | None = None  # on this machine; None: built in, or not found
     format: str = "missing"  # or "built in", "parquet", "LEAF", "cifar10", "stl10", "svhn", "trace"
 

@@ -1,7 +1,6 @@
 """A folder of image files becomes a set of the user's own, in the same parquet layout that every other set has."""
 
 import json
-import os
 import tempfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 from cpfl.data.catalogue import CATALOGUE
 from cpfl.data.decoded import SUFFIXES, UNREADABLE
 from cpfl.data.parquet import decode_image
+from cpfl.data.sources import is_path
 from cpfl.errors import DataError
 
 LAYOUT = "train/<label>/<image> and optionally test/<label>/<image>, or images without label folders"
@@ -23,7 +23,7 @@ Images = list[tuple[Path, str | None]]
 def import_folder(source: Path, name: str, root: Path) -> Path:
     """Write `<root>/<name>/` from a folder of images, whole or not at all; returns that folder."""
     target = root / name
-    if not name or name.startswith((".", "~")) or "/" in name or os.sep in name:
+    if not name or is_path(name):
         raise DataError(f"'{name}' cannot be a set's name: a plain folder name is allowed")
     if name in CATALOGUE:
         raise DataError(f"'{name}' is the name of a known set: choose one that is not among {', '.join(CATALOGUE)}")

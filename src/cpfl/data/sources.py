@@ -1,6 +1,5 @@
 """From a name to its samples: where sets are searched, and which reader fits the files found."""
 
-import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from cpfl.data.catalogue import CATALOGUE, Entry
 from cpfl.data.decoded import cache_folder
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError
+from cpfl.registry import did_you_mean
 
 Split = Literal["train", "test", "public"]
 LAYOUTS = (
@@ -126,9 +126,7 @@ def _not_found(name: str, roots: Sequence[Path]) -> str:
     if entry := CATALOGUE.get(name):
         remedy = f"; `cpfl data get {name}` downloads it" if entry.downloadable else ""
         return f"the data set '{name}' was not found at {searched}: expected there: {entry.expects}{remedy}"
-    near = difflib.get_close_matches(name, available(roots), n=1)
-    meant = f"did you mean '{near[0]}'? " if near else ""
     return (
-        f"the data set '{name}' is unknown and was not found at {searched}: {meant}"
+        f"the data set '{name}' is unknown and was not found at {searched}: {did_you_mean(name, available(roots))}"
         f"Known are {', '.join(CATALOGUE)}; a folder of your own holds {LAYOUTS}"
     )

@@ -1,5 +1,6 @@
 """The cryptography of masked sums: key agreement, masks, sealed messages, and Shamir's secret sharing."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -90,12 +91,9 @@ def combine_shares(shares: Mapping[int, bytes]) -> bytes:
 def _lagrange_weights(points: tuple[int, ...]) -> dict[int, int]:
     weights = {}
     for point in points:
-        above = below = 1
-        for other in points:
-            if other != point:
-                above = above * other % PRIME
-                below = below * (other - point) % PRIME
-        weights[point] = above * pow(below, -1, PRIME) % PRIME
+        others = [other for other in points if other != point]
+        below = math.prod(other - point for other in others)
+        weights[point] = math.prod(others) * pow(below, -1, PRIME) % PRIME
     return weights
 
 

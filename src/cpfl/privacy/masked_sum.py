@@ -23,19 +23,8 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from cpfl.errors import PrivacyError
-from cpfl.privacy.crypto import (
-    SHARE_BYTES,
-    Words,
-    agree,
-    combine_shares,
-    derive,
-    mask,
-    public_key,
-    random_numbers,
-    seal,
-    split_secret,
-    unseal,
-)
+from cpfl.privacy import crypto
+from cpfl.privacy.crypto import SHARE_BYTES, Words
 
 Hex = Annotated[bytes, PlainSerializer(bytes.hex), BeforeValidator(bytes.fromhex)]
 """Bytes that are hexadecimal digits in a file."""
@@ -71,7 +60,7 @@ class MaskedSumClient:
 
     def keys(self) -> Keys:
         """Public keys for this sum."""
-        return public_key(self._secret("mask key")), public_key(self._secret("share key"))
+        return crypto.public_key(self._secret("mask key")), crypto.public_key(self._secret("share key"))
 
     def shares(self, number: int, roster: Mapping[int, Keys], min_clients: int = 2) -> dict[int, bytes]:
         """Sealed shares for every other client; refuses a sum in which it could not hide."""
@@ -82,12 +71,12 @@ class MaskedSumClient:
             raise PrivacyError("the server's list of keys is not the clients' own")
         self.number, self.roster = number, dict(roster)
         needed = threshold(len(roster))
-        numbers = random_numbers(self._secret("polynomials"), 2 * needed)
-        seeds = split_secret(self._secret("own seed"), list(roster), needed, numbers)
-        keys = split_secret(self._secret("mask key"), list(roster), needed, numbers)
+        numbers = crypto.random_numbers(self._secret("polynomials"), 2 * needed)
+        seeds = crypto.split_secret(self._secret("own seed"), list(roster), needed, numbers)
+        keys = crypto.split_secret(self._secret("mask key"), list(roster), needed, numbers)
         self.received[number] = seeds[number] + keys[number]
         return {
-            other: seal(self._share_key(other, number, other), seeds[other] + keys[other], _route(number, other))
+            other: crypto.seal(self._share_key(other, number, other), seeds[other] + keys[other], _route(number, other))
             for other in roster
             if other != number
         }
@@ -99,10 +88,10 @@ class MaskedSumClient:
             raise PrivacyError("a count is too large for a masked sum")
         for other, message in sealed.items():
             key = self._share_key(other, other, self.number)
-            self.received[other] = unseal(key, message, _route(other, self.number))
+            self.received[other] = crypto.unseal(key, message, _route(other, self.number))
         if len(self.received) < threshold(len(self.roster)):
             raise PrivacyError(f"only {len(self.received)} of {len(self.roster)} are left: too few to hide anyone")
-        total = (values % WORD).astype(np.uint32) + mask(self._secret("own seed"), len(values))
+        total = (values % WORD).astype(np.uint32) + crypto.mask(self._secret("own seed"), len(values))
         private = self._secret("mask key")
         for other in sealed:
             total = total + _pairwise_mask(private, self.number, other, self.roster[other][0], len(values))
@@ -135,10 +124,10 @@ class MaskedSumClient:
         self.step = expected + 1
 
     def _secret(self, purpose: str) -> bytes:
-        return derive(self.root, purpose)
+        return crypto.derive(self.root, purpose)
 
     def _share_key(self, other: int, sender: int, receiver: int) -> bytes:
-        return agree(self._secret("share key"), self.roster[other][1], f"shares {sender} to {receiver}")
+        return crypto.agree(self._secret("share key"), self.roster[other][1], f"shares {sender} to {receiver}")
 
 
 class MaskedSumServer:
@@ -185,11 +174,11 @@ class MaskedSumServer:
         total = self._sum
         try:
             for number in self._sent:
-                seed = combine_shares({holder: reveal.seeds[number] for holder, reveal in chosen.items()})
-                total = total - mask(seed, len(total))
+                seed = crypto.combine_shares({holder: reveal.seeds[number] for holder, reveal in chosen.items()})
+                total = total - crypto.mask(seed, len(total))
             for gone in dropped:
-                key = combine_shares({holder: reveal.keys[gone] for holder, reveal in chosen.items()})
-                if public_key(key) != self.roster[gone][0]:
+                key = crypto.combine_shares({holder: reveal.keys[gone] for holder, reveal in chosen.items()})
+                if crypto.public_key(key) != self.roster[gone][0]:
                     raise ValueError("the shares of a mask key give another key")
                 for number in self._sent:  # what each of them added for the one who dropped out
                     total = total - _pairwise_mask(key, number, gone, self.roster[number][0], len(total))
@@ -218,7 +207,7 @@ def simulated_sum(values_KC: NDArray[np.int64]) -> NDArray[np.int64]:
 def _pairwise_mask(private: bytes, number: int, other: int, other_public: bytes, size: int) -> Words:
     """The mask that client `number` adds for `other`: the same numbers for both, with opposite signs."""
     low, high = sorted((number, other))
-    numbers = mask(agree(private, other_public, f"mask {low} and {high}"), size)
+    numbers = crypto.mask(crypto.agree(private, other_public, f"mask {low} and {high}"), size)
     return numbers if number == low else np.uint32(0) - numbers
 
 
