@@ -12,7 +12,7 @@ import pytest
 from image_files import encode, write_shard
 from PIL import Image
 
-from cpfl.data import decoded, parquet
+from cpfl.data import parquet
 from cpfl.errors import DataError
 
 RNG = np.random.default_rng(3)
@@ -128,9 +128,9 @@ def test_changed_content_of_equal_size_is_decoded_anew(tmp_path: Path) -> None:
     raw = [GREY[0].tobytes(), GREY[1].tobytes()]
     file = tmp_path / "train-00000-of-00001.parquet"
     file.write_bytes(raw[0])
-    first = decoded.cached([file], lambda: np.frombuffer(raw[0], dtype=np.uint8))
+    first = parquet.cached([file], lambda: np.frombuffer(raw[0], dtype=np.uint8))
     file.write_bytes(raw[1])
-    second = decoded.cached([file], lambda: np.frombuffer(raw[1], dtype=np.uint8))
+    second = parquet.cached([file], lambda: np.frombuffer(raw[1], dtype=np.uint8))
     assert not np.array_equal(first, second)
 
 

@@ -7,6 +7,7 @@ file, are checked, then renamed: a file with its name is always whole.
 import contextlib
 import hashlib
 import http.client
+import os
 import tempfile
 import tomllib
 import urllib.error
@@ -17,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
+import platformdirs
 from pydantic import TypeAdapter
 
 from cpfl.errors import DataError
@@ -41,8 +43,7 @@ class RemoteFile:
     def checksum_of(self, path: Path) -> str:
         """The checksum of a file on disk, in the kind that the publisher gives."""
         kind = self.checksum.split(":")[0]
-        with path.open("rb") as stream:
-            return f"{kind}:{hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()}"
+        return f"{kind}:{file_digest(path, kind)}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,18 @@ class Entry:
 _TREE = tomllib.loads(resources.files("cpfl.data").joinpath("catalogue.toml").read_text(encoding="utf-8"))
 CATALOGUE = {name: TypeAdapter(Entry).validate_python({"name": name, **fields}) for name, fields in _TREE.items()}
 PUBLISHED_SIZES = {file.name: file.size for entry in CATALOGUE.values() for file in entry.files}
+
+
+def cache_folder() -> Path:
+    """$CPFL_CACHE, or the user's cache folder of this system."""
+    chosen = os.environ.get("CPFL_CACHE")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("cpfl"))
+
+
+def file_digest(path: Path, kind: str = "sha256") -> str:
+    """A checksum of a file's content."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
 def fetch(

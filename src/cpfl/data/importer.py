@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cpfl.data.catalogue import CATALOGUE
-from cpfl.data.decoded import SUFFIXES, UNREADABLE
-from cpfl.data.parquet import decode_image
+from cpfl.data.parquet import SUFFIXES, UNREADABLE, decode_image
 from cpfl.data.sources import is_path
 from cpfl.errors import DataError
 
@@ -32,8 +31,8 @@ def import_folder(source: Path, name: str, root: Path) -> Path:
     if not source.is_dir():
         raise DataError(f"{source} is not a folder: {LAYOUT} is expected there")
     found = {"train": _images(source / "train" if (source / "train").is_dir() else source)}
-    if (source / "test").is_dir():
-        found["test"] = _images(source / "test")
+    if (source / "test").is_dir() and (test := _images(source / "test")):
+        found["test"] = test
     if not found["train"]:
         raise DataError(f"{source} holds no images ({', '.join(SUFFIXES)}): {LAYOUT} is expected there")
     classes = _classes(found, source)
@@ -74,7 +73,7 @@ def _classes(found: dict[str, Images], source: Path) -> list[str]:
             f"{source / 'test'} has the label '{min(unknown)}', which {source / 'train'} has not: "
             f"its labels are {', '.join(sorted(names['train'])) or 'none'}"
         )
-    if names["train"] and found.get("test") and not names["test"]:
+    if names["train"] and "test" in names and not names["test"]:
         raise DataError(f"{source / 'test'} has no label folders while {source / 'train'} has")
     return sorted(names["train"])
 
@@ -89,22 +88,21 @@ def _write(target: Path, found: dict[str, Images], classes: list[str], source: P
     schema = pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": features}})})
     size: tuple[int, ...] = ()
     for split, images in found.items():
-        if not images:
-            continue
         with pq.ParquetWriter(target / f"{split}-00000-of-00001.parquet", schema) as writer:
             for start in range(0, len(images), BATCH):
                 rows: list[dict[str, object]] = []
                 for path, label in images[start : start + BATCH]:
-                    size = _checked_size(path, size)
-                    image = {"bytes": path.read_bytes(), "path": path.relative_to(source).as_posix()}
+                    encoded = path.read_bytes()
+                    size = _checked_size(path, encoded, size)
+                    image = {"bytes": encoded, "path": path.relative_to(source).as_posix()}
                     rows.append({"image": image, "label": classes.index(label) if label else None})
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
-def _checked_size(path: Path, size: tuple[int, ...]) -> tuple[int, ...]:
+def _checked_size(path: Path, encoded: bytes, size: tuple[int, ...]) -> tuple[int, ...]:
     """The image's size (height, width), which must be that of the images before it."""
     try:
-        found = decode_image(path.read_bytes())[0].shape[1:]
+        found = decode_image(encoded)[0].shape[1:]
     except UNREADABLE as error:
         raise DataError(f"{path} is not a readable image: {error}") from error
     if size and found != size:

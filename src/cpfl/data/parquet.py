@@ -2,24 +2,37 @@
 
 The image column holds encoded images, {bytes, path} or plain binary; the label column holds class numbers or names.
 Every other scalar column (a writer's id, say) is kept beside the samples, so that a split can use it.
+
+Decoded images are kept as .npy in the user's cache folder: a set is decoded once and memory-mapped from then on.
+The cache must not break a run: one that is missing, damaged, read-only or on a full disk is as good as none.
 """
 
+import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from PIL import UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
-from cpfl.data.decoded import UNREADABLE, cached, open_image
+from cpfl.data.catalogue import cache_folder, file_digest
 from cpfl.data.samples import Array, Samples
 from cpfl.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+# Raster formats that Pillow decodes by itself: others, such as EPS, would start another program.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for files that are no images, damaged, or far too large."""
+DECODER = "1"  # part of every cache key: raise it when the decoder's output changes
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "character")
@@ -118,6 +131,30 @@ def _read_columns(files: Sequence[Path], names: Sequence[str]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
+def cached(files: Sequence[Path], decode: Callable[[], Array]) -> Array:
+    """What `decode` makes of these files: from the cache if it holds them whole, else decoded and cached."""
+    contents = [f"\n{file.name} {file.stat().st_size} {file_digest(file)}" for file in files]
+    key = hashlib.sha256("".join([DECODER, *contents]).encode()).hexdigest()
+    images = cache_folder() / "decoded" / f"{key}.npy"
+    checksum = images.with_suffix(".sha256")
+    with suppress(OSError, ValueError):
+        if file_digest(images) == checksum.read_text().strip():
+            # Copy on write: callers get an array like any other, and the file stays as it is.
+            return np.asarray(np.load(images, mmap_mode="c", allow_pickle=False))
+    decoded = decode()
+    with suppress(OSError):
+        images.parent.mkdir(parents=True, exist_ok=True)
+        # Both files appear whole or not at all. A crash between the two leaves images without a checksum: no entry.
+        with tempfile.TemporaryDirectory(dir=images.parent, prefix="partial-") as scratch:
+            partial = Path(scratch) / images.name
+            np.save(partial, decoded, allow_pickle=False)
+            digest = file_digest(partial)
+            partial.replace(images)
+            partial.write_text(digest)
+            partial.replace(checksum)
+    return decoded
+
+
 def _decode(files: Sequence[Path], column: str) -> NDArray[np.uint8]:
     """All images of these files, (N, C, H, W). Grey ones become colour where any other is.
 
@@ -163,6 +200,11 @@ def _encoded(file: Path, column: str) -> Iterator[bytes | None]:
         for batch in opened.iter_batches(batch_size=2048, columns=[column]):
             array = batch.column(0)
             yield from (array.field("bytes") if struct else array).to_pylist()
+
+
+def open_image(source: Path | IO[bytes], format_: str | None = None) -> Image.Image:
+    """An image of an allowed format; a known format saves the guessing."""
+    return Image.open(source, formats=FORMATS if format_ is None else [format_])
 
 
 def decode_image(encoded: bytes, format_: str | None = None) -> tuple[NDArray[np.uint8], str | None]:

@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 
 from cpfl.data import archives, embedded, parquet
-from cpfl.data.catalogue import CATALOGUE, Entry
-from cpfl.data.decoded import cache_folder
+from cpfl.data.catalogue import CATALOGUE, Entry, cache_folder
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError
 from cpfl.registry import did_you_mean

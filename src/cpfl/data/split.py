@@ -109,8 +109,7 @@ def dirichlet(y: Index, clients: int, alpha: float, seed: int, remainder: str) -
 
 def dealt(samples: Index, receiver: Index, pieces: int) -> Index:
     """Samples in pieces whose sizes differ by at most one; each piece goes to its receiver."""
-    sizes = np.full(pieces, len(samples) // pieces)
-    sizes[: len(samples) % pieces] += 1
+    sizes = len(samples) // pieces + (np.arange(pieces) < len(samples) % pieces)
     owner = np.empty(len(samples), np.int64)
     owner[samples] = np.repeat(receiver, sizes)
     return owner

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from cpfl import models
-from cpfl.data.decoded import SUFFIXES, UNREADABLE, open_image
+from cpfl.data.parquet import SUFFIXES, UNREADABLE, open_image
 from cpfl.errors import CpflError, DataError, ModelError, RunFolderError
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder, load_state
@@ -151,12 +151,10 @@ def _read(path: Path, shape: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[
     try:
         with open_image(path) as image:
             fitted = image.convert("L" if channels == 1 else "RGB")
-            if fitted.size != (width, height):
-                smaller = width <= fitted.width and height <= fitted.height
-                # BOX averages pixels: an image that was only enlarged becomes what it was.
-                how = Image.Resampling.BOX if smaller else Image.Resampling.BILINEAR
-                fitted = fitted.resize((width, height), how)
-            pixels = np.asarray(fitted)
+            smaller = width <= fitted.width and height <= fitted.height
+            # BOX averages pixels: an image that was only enlarged becomes what it was.
+            how = Image.Resampling.BOX if smaller else Image.Resampling.BILINEAR
+            pixels = np.asarray(fitted.resize((width, height), how))
     except UNREADABLE as error:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
     return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)

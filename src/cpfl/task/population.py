@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpfl.cohorts.base import Cohorts, Members
-from cpfl.data.decoded import cache_folder
+from cpfl.data.catalogue import cache_folder
 from cpfl.data.split import Clients
 from cpfl.devices.fleet import Fleet
 
