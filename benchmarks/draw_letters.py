@@ -43,7 +43,7 @@ def blocks() -> NDArray[np.uint8]:
     rng = stream(0, "letters")
     drawings = np.stack([written(rng) for _ in range(COUNT)])
     in_blocks = drawings.reshape(COUNT, FIELD // BLOCK, BLOCK, FIELD // BLOCK, BLOCK)
-    return in_blocks.sum(axis=(2, 4)).astype(np.uint8)
+    return np.asarray(in_blocks.sum(axis=(2, 4)), np.uint8)
 
 
 def written(rng: np.random.Generator) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ import gzip
 import importlib.util
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,6 @@ def letters() -> Samples:
         return Samples(_to_bytes(stored["blocks"]))
 
 
-def _to_bytes(blocks: NDArray[np.generic]) -> NDArray[np.uint8]:
+def _to_bytes(blocks: NDArray[Any]) -> NDArray[np.uint8]:
     """Block counts 0..16 as one grey channel 0..255."""
     return np.rint(blocks * (255 / 16)).astype(np.uint8)[:, None]

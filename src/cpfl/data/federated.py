@@ -52,10 +52,6 @@ class FederatedData:
         assert self.train.y is not None
         return self.clients.label_counts(self.train.y, self.classes, clients)
 
-    def fingerprint(self) -> dict[str, str]:
-        """Checksums of the three sets."""
-        return {name: getattr(self, name).fingerprint() for name in ("train", "test", "public")}
-
 
 def transforms(experiment: Experiment) -> tuple[Transform, Transform]:
     """How training samples and public ones become a model's input."""

@@ -72,8 +72,8 @@ def read(folder: Path, split: str) -> Samples | None:
     return Samples(x, y, {name: _values(table.column(name)) for name in table.column_names if name != label})
 
 
-def class_names(folder: Path) -> list[str] | None:
-    """What the labels are called, where the files say so in the hub's way."""
+def class_names(folder: Path) -> list[str]:
+    """What the labels are called, where the files say so in the hub's way; else an empty list."""
     # Names are a courtesy: whatever is wrong with them is no reason to fail.
     with suppress(pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError):
         metadata = json.loads(pq.read_schema(_shards(folder)["train"][0]).metadata[b"huggingface"])
@@ -81,7 +81,7 @@ def class_names(folder: Path) -> list[str] | None:
             names = metadata["info"]["features"].get(label, {}).get("names")
             if isinstance(names, list) and all(isinstance(name, str) for name in names):
                 return names
-    return None
+    return []
 
 
 def _shards(folder: Path) -> dict[str, list[Path]]:

@@ -80,15 +80,6 @@ def load(name: str, split: Split, roots: Sequence[Path], public_splits: Sequence
     return Samples(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
-def class_names(name: str, roots: Sequence[Path]) -> list[str] | None:
-    """What a set's labels are called, where it says so."""
-    try:
-        about = describe(name, roots)
-    except DataError:
-        return None
-    return parquet.class_names(about.path) if about.path is not None and about.format == "parquet" else None
-
-
 def _read(about: Entry, split: str, use: Split) -> Samples | None:
     """One split of a set that was found; None only where it is used as a test set and missing."""
     if about.path is None:

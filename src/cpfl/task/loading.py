@@ -1,15 +1,16 @@
 """From what a user names to a task: data sets found or downloaded, arrays checked, everything built once."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from cpfl.cohorts.base import Cohorts
-from cpfl.data import sources
+from cpfl.data import parquet, sources
 from cpfl.data.catalogue import CATALOGUE, fetch
 from cpfl.data.federated import Given, as_samples
 from cpfl.data.samples import Samples
 from cpfl.data.sources import search_roots
-from cpfl.errors import CpflError, SettingError
+from cpfl.errors import CpflError, DataError, SettingError
 from cpfl.federation import optimizers
 from cpfl.privacy import label_counts
 from cpfl.settings import Experiment
@@ -103,5 +104,8 @@ def absolute(experiment: Experiment) -> Experiment:
 
 def class_names(task: Task, data: str | Path | None) -> list[str] | None:
     """The names of the classes, where the training set has one for each."""
-    names = sources.class_names(task.experiment.data.train, search_roots(None if data is None else Path(data)))
-    return names if names is not None and len(names) >= task.data.classes else None
+    with suppress(DataError):  # arrays given in Python have no files that could name them
+        about = sources.describe(task.experiment.data.train, search_roots(None if data is None else Path(data)))
+        names = parquet.class_names(about.path) if about.path and about.format == "parquet" else []
+        return names if len(names) >= task.data.classes else None
+    return None

@@ -70,7 +70,8 @@ class Task:
             speeds.update(np.ascontiguousarray(column).data)
         if self.fleet.availability is not None:
             speeds.update(self.fleet.availability.fingerprint.encode())
-        return {**self.data.fingerprint(), "clients'": self.data.clients.fingerprint(), "device": speeds.hexdigest()}
+        sets = {name: getattr(self.data, name).fingerprint() for name in ("train", "test", "public")}
+        return {**sets, "clients'": self.data.clients.fingerprint(), "device": speeds.hexdigest()}
 
 
 UserModel = nn.Module | Callable[[], nn.Module]
