@@ -65,7 +65,8 @@ def _read(source: str | Path) -> dict[str, Any]:
 
 def presets() -> list[str]:
     """The names of the experiments that come with the package."""
-    return sorted(f.name[:-5] for f in resources.files("cpfl.presets").iterdir() if f.name.endswith(".toml"))
+    names = {file.name for file in resources.files("cpfl.presets").iterdir() if file.name.endswith(".toml")}
+    return sorted(name.removesuffix(".toml") for name in names - {"published.toml"})
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
