@@ -51,11 +51,12 @@ class Registry(Generic[Base]):
         self.key, self.names, self._args_key = key, tuple(built_in), f"{key}_args"
         self._base, self._built_in = base, dict(built_in)
 
-    def check(self, name: str) -> None:
-        """Refuse a name that is neither known nor a class's."""
+    def check(self, name: str) -> str:
+        """The name; one that is neither known nor a class's is refused."""
         if name not in self._built_in and not all(name.partition(":")):
             known = f"Known: {', '.join(self.names)}, or module:Class"
             raise SettingError(f"{self.key} = {name!r} is unknown; {did_you_mean(name, self.names)}{known}")
+        return name
 
     def find(self, name: str) -> type[Base]:
         """The class of this name."""

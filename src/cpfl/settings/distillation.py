@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cpfl.settings.choices import DISTILLATION_LOSSES, TEACHER_AGGREGATIONS, TEACHER_WEIGHTS
 from cpfl.settings.types import Args, Count, Fraction, Positive, Section, Share, When, hours
@@ -32,18 +32,18 @@ class Distillation(Section):
     """Augmentation of views; auto: cutmix if training images are augmented, else none; training: as training images."""
     flip_average: Annotated[bool, _AUGMENTED] = False
     """Teachers also predict the mirror image of every view, and both predictions are averaged."""
-    aggregation: str = "probabilities"
+    aggregation: Annotated[str, AfterValidator(TEACHER_AGGREGATIONS.check)] = "probabilities"
     """What of the teachers is averaged: probabilities, logits (the paper), log-probabilities, or a class of yours as
     "module:Class"."""
     aggregation_args: Args = Field(default_factory=dict)
     """Keyword arguments of a class of yours."""
-    weights: str = "labels"
+    weights: Annotated[str, AfterValidator(TEACHER_WEIGHTS.check)] = "labels"
     """Teacher weights p_i: a cohort's share of each class's labels (the paper), uniform (1/n), or "module:Class"."""
     weights_args: Args = Field(default_factory=dict)
     """Keyword arguments of a class of yours."""
     target_entropy: Annotated[Share, When("aggregation != logits | log-probabilities")] = 0.5
     """Sharpen the averaged probabilities until their mean entropy is this share of the maximum; 0: leave them."""
-    loss: str = "kl"
+    loss: Annotated[str, AfterValidator(DISTILLATION_LOSSES.check)] = "kl"
     """The student's loss: kl, mse, l1 (the paper), or a class of yours as "module:Class"."""
     loss_args: Args = Field(default_factory=dict)
     """Keyword arguments of a class of yours."""
@@ -76,9 +76,6 @@ class Distillation(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        TEACHER_AGGREGATIONS.check(self.aggregation)
-        TEACHER_WEIGHTS.check(self.weights)
-        DISTILLATION_LOSSES.check(self.loss)
         if self.student_init == "mean" and self.student:
             raise ValueError(
                 f'student_init = "mean" takes the teachers\' weights, which student = {self.student!r} cannot have'

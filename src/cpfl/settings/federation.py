@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cpfl.settings.choices import CLIENT_OPTIMIZERS, SELECTIONS, SERVER_OPTIMIZERS
 from cpfl.settings.types import Args, Count, Fraction, NotNegative, OptionalCount, Positive, Section, Share, When
@@ -33,12 +33,12 @@ class Federation(Section):
     """Rounds in which lr grows linearly to its full value."""
     max_grad_norm: NotNegative = 0.0
     """Longer gradients are scaled down to this norm; 0: no clipping."""
-    client: str = "sgd"
+    client: Annotated[str, AfterValidator(CLIENT_OPTIMIZERS.check)] = "sgd"
     """Client optimizer: sgd, adam, adamw, fedprox, scaffold, feddyn, or a class of yours as "module:Class"."""
     client_args: Args = Field(default_factory=dict)
     """Arguments of the client optimizer: fedprox takes mu, feddyn alpha, adam and adamw beta1, beta2 and epsilon, all
     take weight_decay, and those based on SGD nesterov."""
-    server: str = "mean"
+    server: Annotated[str, AfterValidator(SERVER_OPTIMIZERS.check)] = "mean"
     """Server optimizer: mean (FedAvg), fedavgm, fedadagrad, fedadam, fedyogi, fednova, median, trimmed-mean, krum, or a
     class of yours as "module:Class"."""
     server_args: Args = Field(default_factory=dict)
@@ -52,7 +52,7 @@ class Federation(Section):
     """Share of a cohort's clients that take part in a round."""
     participants: OptionalCount = 0
     """Number of participants of each cohort's round instead; 0: use participation."""
-    selection: str = "random"
+    selection: Annotated[str, AfterValidator(SELECTIONS.check)] = "random"
     """Who takes part: random, all, oort, refl, power-of-choice, or a class of yours as "module:Class"."""
     selection_args: Args = Field(default_factory=dict)
     """Arguments of the selection rule."""
@@ -74,9 +74,6 @@ class Federation(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        CLIENT_OPTIMIZERS.check(self.client)
-        SERVER_OPTIMIZERS.check(self.server)
-        SELECTIONS.check(self.selection)
         if self.lr_schedule != "constant" and not self.lr_schedule_args.get("rounds"):
             raise ValueError(f"lr_schedule = {self.lr_schedule!r} needs lr_schedule_args.rounds, at least 1")
         if conflict := next(_conflicts(self), ""):

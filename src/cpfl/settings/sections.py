@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cpfl.settings.choices import ASSIGNMENT_RULES, STOPPING_RULES
 from cpfl.settings.types import (
@@ -92,23 +92,18 @@ class Model(Section):
 class Assignment(Section):
     """Which clients train together; `cohorts` says into how many cohorts."""
 
-    rule: str = "random"
+    rule: Annotated[str, AfterValidator(ASSIGNMENT_RULES.check)] = "random"
     """How clients are assigned to cohorts: random, speed, column, label-balanced, label-clustered, multi-objective,
     csv, or a class of yours as "module:Class". Most rules reveal something of clients: `cpfl cohorts` says what."""
     rule_args: Args = Field(default_factory=dict)
     """Arguments of the rule: column = {column = "region"}, csv = {file = "cohorts.csv"},
     multi-objective = {skew_weight = 1.0, speed_weight = 1.0}."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        ASSIGNMENT_RULES.check(self.rule)
-        return self
-
 
 class Stopping(Section):
     """When a cohort's training ends, and which of its models becomes the teacher."""
 
-    rule: str = "plateau"
+    rule: Annotated[str, AfterValidator(STOPPING_RULES.check)] = "plateau"
     """plateau: a cohort's validation loss stops falling (the paper); rounds: after so many; budget: only the limits
     below; joint: all cohorts stop together when the ensemble's accuracy stops rising; or "module:Class"."""
     rule_args: Args = Field(default_factory=dict)
@@ -142,7 +137,6 @@ class Stopping(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        STOPPING_RULES.check(self.rule)
         if self.rule == "rounds" and self.rounds < 1:
             raise ValueError('rule = "rounds" needs rounds, at least 1')
         if self.rule == "budget" and not (self.max_hours or self.max_cpu_hours):
