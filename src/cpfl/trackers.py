@@ -21,6 +21,7 @@ from cpfl.federation.session import ClosedRound, Session
 from cpfl.registry import Registry
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
+from cpfl.settings import effects
 
 FLUSH_SECONDS = 2.0
 MANY = 16  # with more cohorts than this only every tenth round is a point: stores take 0.1 ms for each
@@ -160,8 +161,9 @@ class Mlflow(Store):
         group = found.experiment_id if found else self._client.create_experiment(experiment.name)
         self._run = self._client.create_run(group, run_name=folder.path.name).info.run_id
         id_file.write_text(self._run)
-        for key, value in settings_by_key(experiment.model_dump(mode="json")).items():
-            self._client.log_param(self._run, key, value if isinstance(value, str) else json.dumps(value))
+        for key, value in effects.leaves(experiment.model_dump(mode="json")).items():
+            if value != {}:
+                self._client.log_param(self._run, key, value if isinstance(value, str) else json.dumps(value))
 
     def write(self, points: Sequence[Point]) -> None:
         now = int(time.time() * 1000)
@@ -219,11 +221,3 @@ def check(names: Sequence[str]) -> None:
         STORES.find(name)
         if name in KINDS and importlib.util.find_spec(name) is None:
             raise SettingError(f"track = {name!r} needs a package that is not installed: pip install 'cpfl[{name}]'")
-
-
-def settings_by_key(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key, as `--set` takes them."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= settings_by_key(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

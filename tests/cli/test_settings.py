@@ -30,6 +30,7 @@ def test_all_settings_are_listed(cpfl_command: Command) -> None:
     listed = [line.split()[1] for line in out.splitlines() if line.startswith("│")]
     assert sorted(key for key in listed if key in keys()) == sorted(keys())
     assert out.splitlines()[0].strip() == "experiment"
+    assert "(McMahan et al. 2017)" in out  # a full stop that ends no sentence
     for info in describe.all_settings():
         assert info.doc.split()[0].rstrip(".") in out
 

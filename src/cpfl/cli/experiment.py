@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -44,7 +45,8 @@ def settings(
             head = Column("setting", no_wrap=True)
             table = Table(head, "default", "what it is", title=section or "experiment", title_justify="left")
             for info in infos:
-                cells = (info.key, describe.as_text(info.default), info.doc.partition(". ")[0].removesuffix("."))
+                first_sentence = re.split(r"\.(?: (?=[A-Z])|$)", info.doc)[0]  # "et al. 2017" ends none
+                cells = (info.key, describe.as_text(info.default), first_sentence)
                 table.add_row(*map(Text, cells))
             options.console.print(table)
 

@@ -11,8 +11,7 @@ from typing import Any
 from cpfl.presets import published as paper
 from cpfl.report.reading import RunFacts
 from cpfl.report.tables import by_cohorts
-from cpfl.settings import Experiment
-from cpfl.trackers import settings_by_key
+from cpfl.settings import Experiment, effects
 
 # A group varies n and seed; the other two change what is stored, not the results.
 VARIED = ("cohorts", "seed", "snapshots", "checkpoint_seconds")
@@ -76,7 +75,7 @@ def group(runs: Iterable[RunFacts]) -> list[Group]:
         most = max(run.experiment.max_rounds for run in members)  # a limit that no run reached separates no runs
         for run in members:
             found.setdefault(_key(run.experiment, run.experiment.max_rounds if cut_off else most), []).append(run)
-    settings = [settings_by_key(json.loads(key)) for key in found]
+    settings = [{k: v for k, v in effects.leaves(json.loads(key)).items() if v != {}} for key in found]
     groups: list[Group] = []
     for own, members in zip(settings, found.values(), strict=True):
         label = _label(own, [other for other in settings if other["name"] == own["name"]])

@@ -1,6 +1,6 @@
 """Settings that were given and have no effect under the others: refused in one sentence instead of ignored."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from cpfl.errors import SettingError
@@ -39,6 +39,14 @@ def flat(experiment: Experiment) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in experiment.model_dump(mode="json").items():
         found |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    return found
+
+
+def leaves(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """All values of nested tables by dotted key, an empty table as a value."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= leaves(value, f"{above}{key}.") if isinstance(value, dict) and value else {f"{above}{key}": value}
     return found
 
 

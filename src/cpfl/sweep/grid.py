@@ -65,7 +65,7 @@ class SweepGrid:
         keys = [*sorted(over.keys() - {"cohorts", "seed"}), "seed", "cohorts"]
         tree = base.model_dump(mode="json")
         held = effects.given(base)  # the others have no effect there, but may have one in a combination
-        kept = {k: value_of(tree, k) if k in held else value for k, value in _leaves(settings or {}).items()}
+        kept = {k: value_of(tree, k) if k in held else value for k, value in effects.leaves(settings or {}).items()}
         runs: dict[str, dict[str, Any]] = {}
         experiments = []
         for combination in itertools.product(*(values[key] for key in keys)):
@@ -147,18 +147,10 @@ def value_of(tree: Mapping[str, Any], key: str) -> Any:
 
 def _check_equal(wanted: Experiment, found: Experiment, folder: Path) -> None:
     if wanted != found:
-        one, other = _leaves(wanted.model_dump(mode="json")), _leaves(found.model_dump(mode="json"))
+        one, other = effects.leaves(wanted.model_dump(mode="json")), effects.leaves(found.model_dump(mode="json"))
         differs = next(key for key in [*other, *one] if one.get(key) != other.get(key))
         setting = f"{differs} = {other.get(differs)!r}"
         raise RunFolderError(f"{folder} holds a sweep with other settings ({setting}): choose another folder")
-
-
-def _leaves(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """All values by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= _leaves(value, f"{above}{key}.") if isinstance(value, dict) and value else {f"{above}{key}": value}
-    return found
 
 
 def _value_name(value: Any) -> str:
