@@ -76,12 +76,6 @@ class Distillation(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.student_init == "mean" and self.student:
-            raise ValueError(
-                f'student_init = "mean" takes the teachers\' weights, which student = {self.student!r} cannot have'
-            )
         if self.at:
             hours(self.at)
-            if self.quorum < 1:
-                raise ValueError("at and quorum exclude each other: give one")
         return self

@@ -64,17 +64,6 @@ def conditions(key: str) -> Iterator[str]:
 def unmet(experiment: Experiment, key: str) -> str:
     """The first condition of a setting that does not hold; empty: it has an effect."""
     for condition in conditions(key):
-        if not any(_holds(experiment, part) for part in condition.split(" or ")):
+        if not experiment.holds(condition):
             return condition
     return ""
-
-
-def _holds(experiment: Experiment, condition: str) -> bool:
-    key, _, rest = condition.partition(" ")
-    value: Any = experiment
-    for name in key.split("."):
-        value = getattr(value, name)
-    if not rest:
-        return bool(value)
-    sign, _, listed = rest.partition(" ")
-    return (str(value) in listed.split(" | ")) == (sign == "=")

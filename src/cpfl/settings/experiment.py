@@ -3,7 +3,6 @@
 The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`. `cpfl settings` lists them.
 """
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
@@ -65,8 +64,11 @@ class Experiment(Section):
     def _check(self) -> Self:
         if self.snapshots:
             interval(self.snapshots)
-        if conflict := next(_conflicts(self), ""):
-            raise ValueError(conflict)
+        if self.cohorts > self.clients:
+            raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
+        for name in self.model.by_cohort:
+            if not (name.isascii() and name.isdigit() and str(int(name)) == name and int(name) < self.cohorts):
+                raise ValueError(f"model.by_cohort names cohort {name!r}: cohorts are 0 to {self.cohorts - 1}")
         return self
 
 
@@ -102,24 +104,3 @@ def sentence(error: ValidationError) -> str:
     if first["type"] == "model_type":
         message = "a table of settings is needed"
     return f"{key} = {first['input']!r} is not allowed: {message[0].lower()}{message[1:]}"
-
-
-def _conflicts(experiment: Experiment) -> Iterator[str]:
-    """Settings of different sections that do not fit together, each conflict in one sentence."""
-    cohorts, clients, stopping = experiment.cohorts, experiment.clients, experiment.stopping
-    if cohorts > clients:
-        yield f"cohorts = {cohorts} is more than clients = {clients}: 1 to {clients}"
-    if experiment.model.by_cohort and experiment.distillation.student_init == "mean":
-        yield 'distillation.student_init = "mean" needs one model for all cohorts: model.by_cohort must be empty'
-    for cohort in experiment.model.by_cohort:
-        if not (cohort.isascii() and cohort.isdigit() and str(int(cohort)) == cohort and int(cohort) < cohorts):
-            yield f"model.by_cohort names cohort {cohort!r}: cohorts are 0 to {cohorts - 1}"
-    if experiment.federation.selection == "refl" and experiment.devices.availability == "always":
-        yield 'federation.selection = "refl" needs clients that are not always available: set devices.availability'
-    if stopping.rule == "joint":
-        if experiment.federation.buffer_size:
-            yield 'federation.buffer_size replaces rounds, and stopping.rule = "joint" waits after rounds'
-        if stopping.metric == "public-agreement" and cohorts < 2:
-            yield 'stopping.metric = "public-agreement" compares two halves of the cohorts: cohorts must be 2 or more'
-        if stopping.metric == "ensemble-accuracy" and not experiment.data.validation:
-            yield 'stopping.metric = "ensemble-accuracy" needs validation samples: data.validation must be above 0'

@@ -1,14 +1,11 @@
-"""[federation]: what happens inside a cohort's round, and which of its settings fit together."""
+"""[federation]: what happens inside a cohort's round."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from cpfl.settings.choices import CLIENT_OPTIMIZERS, SELECTIONS, SERVER_OPTIMIZERS
 from cpfl.settings.types import Args, Count, Fraction, NotNegative, OptionalCount, Positive, Section, Share, When
-
-ROBUST = ("median", "trimmed-mean", "krum")  # servers that need every single update and give all the same weight
 
 
 class Federation(Section):
@@ -72,56 +69,9 @@ class Federation(Section):
     concurrency: Annotated[OptionalCount, When("buffer_size")] = 0
     """FedBuff: clients that train at the same time; 0: as many as would take part in a round."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.lr_schedule != "constant" and not self.lr_schedule_args.get("rounds"):
-            raise ValueError(f"lr_schedule = {self.lr_schedule!r} needs lr_schedule_args.rounds, at least 1")
-        if conflict := next(_conflicts(self), ""):
-            raise ValueError(conflict)
-        return self
-
     @property
     def mixes_ages(self) -> str:
         """The setting that lets updates of different age into one model; empty: none does."""
         if self.straggler_policy == "stale":
             return 'straggler_policy = "stale"'
         return "buffer_size" if self.buffer_size else ""
-
-
-def _conflicts(settings: Federation) -> Iterator[str]:
-    """Settings that do not fit together, each conflict in one sentence."""
-    client, server, ages = settings.client, settings.server, settings.mixes_ages
-    if client in ("adam", "adamw") and settings.momentum:
-        yield f"client = {client!r} has a momentum of its own, client_args.beta1: momentum must be 0"
-    if client == "scaffold" and settings.momentum:
-        yield 'client = "scaffold" takes the path of plain SGD for the mean gradient: momentum must be 0'
-    if client == "scaffold" and server in ROBUST:
-        yield f'client = "scaffold" corrects towards the mean of its clients: server = {server!r} takes another model'
-    if client == "feddyn" and server != "mean":
-        yield 'client = "feddyn" has a server step of its own: server must be "mean"'
-    if client == "feddyn" and settings.max_update_norm:
-        yield 'client = "feddyn" corrects the plain mean of the models: max_update_norm must be 0'
-    if server == "fednova" and (client != "sgd" or settings.client_args.get("nesterov")):
-        yield 'server = "fednova" counts what each step of plain SGD adds: client must be "sgd", without nesterov'
-    if server in ROBUST and settings.weights != "equal":
-        yield f'server = {server!r} gives all clients the same weight: weights must be "equal"'
-    everybody = settings.participation == 1 and not settings.participants
-    if settings.selection == "all" and not everybody:
-        yield 'selection = "all" takes all available clients: leave out participation and participants'
-    if settings.over_selection and everybody:
-        yield "over_selection selects more clients than needed: lower participation, or set participants"
-    if settings.straggler_policy == "partial" and not settings.deadline:
-        yield 'straggler_policy = "partial" needs a deadline, in virtual seconds'
-    if settings.straggler_policy == "stale" and not (settings.deadline or settings.over_selection):
-        yield 'straggler_policy = "stale" needs a deadline or over_selection: nobody is late without'
-    if settings.concurrency and not settings.buffer_size:
-        yield "concurrency goes with buffer_size: set buffer_size, or leave it out"
-    plain = {"over_selection": 0, "deadline": 0, "straggler_policy": "drop", "min_results": 1, "selection": "random"}
-    for key, default in plain.items():
-        if settings.buffer_size and getattr(settings, key) != default:
-            yield f"buffer_size replaces rounds, so {key} = {getattr(settings, key)!r} has no effect: leave it out"
-    # Updates of different age are damped before a server optimizer sees them, so some have no meaning there.
-    if ages and client in ("scaffold", "feddyn"):
-        yield f"client = {client!r} needs clients that start from the same model: it does not go with {ages}"
-    if ages and server in (*ROBUST, "fednova"):
-        yield f"server = {server!r} weighs whole updates of one round: it does not go with {ages}"

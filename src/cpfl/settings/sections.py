@@ -71,8 +71,6 @@ class Data(Section):
                 raise ValueError(f"mean has {len(mean)} channels and std {len(std)}: they must be equally many")
             if any(s <= 0 for s in std):
                 raise ValueError("std must be above 0 in every channel")
-        if self.split == "column" and not self.column:
-            raise ValueError('split = "column" needs column, the name of the id column')
         return self
 
 
@@ -134,14 +132,6 @@ class Stopping(Section):
     """Evaluations from which the gain is estimated; fewer are mostly noise."""
     client_fraction: Annotated[Fraction, When("rule = joint", "metric = ensemble-accuracy")] = 1.0
     """Share of the clients with validation samples that evaluate the ensemble, the same ones every time."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.rule == "rounds" and self.rounds < 1:
-            raise ValueError('rule = "rounds" needs rounds, at least 1')
-        if self.rule == "budget" and not (self.max_hours or self.max_cpu_hours):
-            raise ValueError('rule = "budget" needs max_hours or max_cpu_hours')
-        return self
 
 
 class Devices(Section):

@@ -1,10 +1,14 @@
 """Kinds of values that settings take, and the base class of every section."""
 
 import re
-from typing import Annotated, Any, Literal
+import tomllib
+from importlib import resources
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+_CONFLICTS = tomllib.loads(resources.files("cpfl.settings").joinpath("conflicts.toml").read_text(encoding="utf-8"))
 
 
 def _no_bool(value: Any) -> Any:
@@ -40,12 +44,34 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    @model_validator(mode="after")
+    def _check_conflicts(self) -> Self:
+        """Refuse settings that do not fit together, by the table in conflicts.toml."""
+        for conflict in _CONFLICTS.get(type(self).__name__, ()):
+            if all(map(self.holds, conflict["when"])):
+                raise ValueError(conflict["message"].format(self=self))
+        return self
+
+    def holds(self, condition: str) -> bool:
+        """Whether a condition holds, such as "at or quorum != 1.0": see `When`."""
+        return any(map(self._holds, condition.split(" or ")))
+
+    def _holds(self, condition: str) -> bool:
+        key, _, rest = condition.removeprefix("not ").partition(" ")
+        value: Any = self
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else getattr(value, name)
+        if not rest:
+            return bool(value) != condition.startswith("not ")
+        sign, _, listed = rest.partition(" ")
+        return (str(value) in listed.split(" | ")) == (sign == "=")
+
 
 class When:
     """For `Annotated`: the setting has an effect only under these conditions, all of them.
 
-    A condition is "key" (the other setting is not empty, 0 or false), "key = a | b" or "key != a | b", several of
-    them joined by " or ". A key is one of the same section, or a dotted one.
+    A condition is "key" (the other setting is not empty, 0 or false), "not key", "key = a | b" or "key != a | b",
+    several of them joined by " or ". A key is one of the same section, or a dotted one.
     """
 
     def __init__(self, *conditions: str) -> None:
