@@ -5,8 +5,7 @@ What a setting does lives in the package that it configures; nothing here import
 
 from cpfl.settings.distillation import RECIPES, Distillation
 from cpfl.settings.experiment import GIVEN, Experiment
-from cpfl.settings.federation import Federation
-from cpfl.settings.sections import Assignment, Data, Devices, Model, Privacy, Stopping
+from cpfl.settings.sections import Assignment, Data, Devices, Federation, Model, Privacy, Stopping
 
 __all__ = [
     "GIVEN", "RECIPES", "Assignment", "Data", "Devices", "Distillation", "Experiment", "Federation", "Model",

@@ -63,7 +63,4 @@ def conditions(key: str) -> Iterator[str]:
 
 def unmet(experiment: Experiment, key: str) -> str:
     """The first condition of a setting that does not hold; empty: it has an effect."""
-    for condition in conditions(key):
-        if not experiment.holds(condition):
-            return condition
-    return ""
+    return next((condition for condition in conditions(key) if not experiment.holds(condition)), "")

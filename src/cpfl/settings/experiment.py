@@ -12,8 +12,7 @@ from pydantic.fields import FieldInfo
 from cpfl.errors import SettingError
 from cpfl.registry import did_you_mean
 from cpfl.settings.distillation import Distillation
-from cpfl.settings.federation import Federation
-from cpfl.settings.sections import Assignment, Data, Devices, Model, Privacy, Stopping
+from cpfl.settings.sections import Assignment, Data, Devices, Federation, Model, Privacy, Stopping
 from cpfl.settings.types import Count, NotNegative, OptionalCount, Section, interval
 
 GIVEN = "(given)"

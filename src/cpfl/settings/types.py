@@ -53,7 +53,7 @@ class Section(BaseModel):
         return self
 
     def holds(self, condition: str) -> bool:
-        """Whether a condition holds, such as "at or quorum != 1.0": see `When`."""
+        """Whether a condition holds, one of `When` or of conflicts.toml."""
         return any(map(self._holds, condition.split(" or ")))
 
     def _holds(self, condition: str) -> bool:
@@ -70,8 +70,8 @@ class Section(BaseModel):
 class When:
     """For `Annotated`: the setting has an effect only under these conditions, all of them.
 
-    A condition is "key" (the other setting is not empty, 0 or false), "not key", "key = a | b" or "key != a | b",
-    several of them joined by " or ". A key is one of the same section, or a dotted one.
+    A condition is "key" (the other setting is not empty, 0 or false), "key = a | b" or "key != a | b", several of
+    them joined by " or ". A key is one of the same section, or a dotted one.
     """
 
     def __init__(self, *conditions: str) -> None:
