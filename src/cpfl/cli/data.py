@@ -1,5 +1,6 @@
 """Commands for data sets: data list, get, check, import."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -78,9 +79,8 @@ def check(
     }
     found = shared_images(sets)
     if as_json:
-        keys = ("first", "second", "images", "examples")
-        shared = [{key: getattr(one, key) for key in keys} for one in found]
-        show_json({"samples": {name: len(samples) for name, samples in sets.items()}, "shared": shared})
+        counts = {name: len(samples) for name, samples in sets.items()}
+        show_json({"samples": counts, "shared": list(map(asdict, found))})
     else:
         for name, samples in sets.items():
             say(f"{name}: {len(samples):,} samples of shape {samples.shape}")

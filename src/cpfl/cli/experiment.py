@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +15,6 @@ from cpfl.cli import options
 from cpfl.errors import SettingError
 
 if TYPE_CHECKING:
-    from cpfl.settings.describe import SettingInfo
     from cpfl.task.overview import AssignmentView
 
 
@@ -39,25 +37,14 @@ def settings(
     elif markdown:
         print(describe.page(), end="")
     elif key:
-        options.say("\n\n".join(map(_explained, found)))
+        options.say("\n\n".join(map(str, found)))
     else:
         for section, infos in groupby(found, lambda info: info.key.rpartition(".")[0]):
             head = Column("setting", no_wrap=True)
             table = Table(head, "default", "what it is", title=section or "experiment", title_justify="left")
             for info in infos:
-                first_sentence = re.split(r"\.(?: (?=[A-Z])|$)", info.doc)[0]  # "et al. 2017" ends none
-                cells = (info.key, describe.as_text(info.default), first_sentence)
-                table.add_row(*map(Text, cells))
+                table.add_row(*map(Text, (info.key, describe.as_text(info.default), info.first_sentence)))
             options.console.print(table)
-
-
-def _explained(info: SettingInfo) -> str:
-    from cpfl.settings.describe import as_text
-
-    effect = f"with {info.effect}" if info.effect else "always"
-    facts = {"type": info.type, "default": as_text(info.default), "allowed": info.allowed, "has an effect": effect}
-    lines = [f"  {name:<13}  {value}" for name, value in facts.items() if value]
-    return "\n".join([info.key, *lines, f"  {info.doc}"])
 
 
 def cohorts(

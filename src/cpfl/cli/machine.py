@@ -1,16 +1,11 @@
 """Commands about this machine: doctor, bench."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cpfl.cli.options import AsJson, DataFolder, Device, notes, say, show_json, show_table
-
-if TYPE_CHECKING:
-    from cpfl.diagnostics import Rate
 
 
 def doctor(data: DataFolder = None, as_json: AsJson = False) -> None:
@@ -45,7 +40,7 @@ def bench(
     from cpfl.engines.create import torch_device
 
     found_device = torch_device(device)
-    rates: list[Rate] = []
+    rates = []
     with notes.status("the plain loop …") as status:
         for rate in measure(preset, cohorts, rounds, found_device):
             rates.append(rate)

@@ -1,6 +1,7 @@
 """Every setting as a reader sees it: `cpfl settings`, the documentation's page and the JSON schema come from here."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,18 @@ class SettingInfo:
     allowed: str
     effect: str
     doc: str
+
+    @property
+    def first_sentence(self) -> str:
+        """What the setting is, in short."""
+        return re.split(r"\.(?: (?=[A-Z])|$)", self.doc)[0]  # "et al. 2017" ends none
+
+    def __str__(self) -> str:
+        """All of it, as `cpfl settings KEY` explains it."""
+        effect = f"with {self.effect}" if self.effect else "always"
+        facts = {"type": self.type, "default": as_text(self.default), "allowed": self.allowed, "has an effect": effect}
+        lines = [f"  {name:<13}  {value}" for name, value in facts.items() if value]
+        return "\n".join([self.key, *lines, f"  {self.doc}"])
 
 
 def all_settings() -> list[SettingInfo]:
