@@ -46,7 +46,7 @@ def main() -> None:
             "epochs": words.epochs,
             "precision": experiment.precision,
             "seconds": time.perf_counter() - began,
-            "accuracy": outcome.student_accuracy,
+            "accuracy": outcome.accuracies["student_accuracy"],
         }
         rows.append(row)
         print(row, flush=True)

@@ -17,6 +17,7 @@ import os
 import platform
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def loop(cohorts: int, rate: float, seconds: float, writer: RunWriter | None, sh
     view = RunView(screen, experiment, 1)
     waited, slowest, count = 0.0, 0.0, 0
     began, cpu = time.perf_counter(), time.process_time()
-    with view:
+    with view, writer or nullcontext():
         view.on_start(running)
         while (now := time.perf_counter()) - began < seconds:
             if count > rate * (now - began):  # ahead of the rate: as if a device trained
@@ -83,8 +84,6 @@ def loop(cohorts: int, rate: float, seconds: float, writer: RunWriter | None, sh
                 view.on_round(session, closed)
             took = time.perf_counter() - start
             waited, slowest = waited + took, max(slowest, took)
-        if writer is not None:
-            writer.close()
     wall = time.perf_counter() - began
     return {"rounds": count, "waited": waited, "slowest": slowest, "cpu": time.process_time() - cpu, "wall": wall}
 

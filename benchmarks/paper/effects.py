@@ -177,9 +177,9 @@ class Redistillation:
             found = method.distill(task, self._teachers, settings, self._device, lambda record: None)
         return {
             "validation": round(validation_accuracy(found), 2),
-            "test": round(found.student_accuracy, 2),
-            "best epoch": round(found.best_epoch_accuracy, 2),
-            "ensemble": round(found.ensemble_accuracy, 2),
+            "test": round(found.accuracies["student_accuracy"], 2),
+            "best epoch": round(found.accuracies["student_accuracy_best_epoch"], 2),
+            "ensemble": round(found.accuracies["ensemble_accuracy"], 2),
             "seconds": round(found.seconds, 1),
         }
 

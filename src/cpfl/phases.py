@@ -8,7 +8,6 @@ there follow it.
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -33,19 +32,19 @@ class Phases:
         self._stopping = task.experiment.stopping
         self._evaluator = EVALUATORS[self._stopping.metric](task, task.experiment.distillation, device)
         self._path = run.folder.evaluations()
-        self._done = _read(self._path)
-        self._paid = [0.0] * len(sessions)  # CPU seconds of evaluations, by cohort
-        for evaluation in self._done:
-            self._pay(evaluation)
+        records.repair(self._path)
+        try:
+            self._done = [Evaluation(**line) for line in records.read(self._path)]
+        except TypeError:  # valid JSON of a foreign shape
+            raise DamagedError(f"{self._path} is damaged: a line is not that of an evaluation") from None
         if self._stopping.max_cpu_hours:
             self._share_first_phase(task)
         self._ended: dict[int, ClosedRound] = {}  # the last round of a phase, of the cohorts that wait
 
     def _share_first_phase(self, task: Task) -> None:
         """Share the limit for the first phase, by what devices and data say of a round."""
-        expected = accounting.round_cpu_seconds(
-            task.experiment.federation, task.fleet, task.data.clients.training_sizes, task.cohorts
-        )
+        sizes = task.data.clients.training_sizes
+        expected = accounting.round_cpu_seconds(task.experiment.federation, task.fleet, sizes, task.cohorts)
         limit, price = self._stopping.max_cpu_hours * 3600, self._evaluator.cost().cpu_seconds
         budgets = stopping.share_budget(limit, price, self._stopping.eval_interval, [0.0] * len(expected), expected)
         for session, seconds in zip(self._sessions, budgets, strict=True):
@@ -61,11 +60,10 @@ class Phases:
             engine.train_cohorts(self._sessions, self._close)
             waiting = [session for session in self._sessions if session.waiting]
             behind = [session for session in waiting if session.phases < len(self._done)]
-            if behind:
-                for session in behind:
-                    self._apply(session, self._done[session.phases])
-            elif waiting:
+            if waiting and not behind:
                 self._end_phase(waiting)
+            for session in behind:
+                self._apply(session, self._done[session.phases])
 
     def _close(self, session: Session, closed: ClosedRound) -> None:
         if session.waiting:
@@ -85,7 +83,7 @@ class Phases:
             self._evaluate(waiting, cost, ends)
             return
         for session in waiting:
-            self._finish(session, session.stop(self._ended[session.cohort], reason))
+            self._on_round(session, session.stop(self._ended.pop(session.cohort), reason))
 
     def _left(self, cost: Cost) -> float:
         """The CPU seconds that the limit leaves after this cost."""
@@ -113,10 +111,9 @@ class Phases:
             decision="stop" if stop else "continue",
         )
         records.append(self._path, vars(evaluation))
-        records.sync(self._path)  # later rounds depend on it
-        files.sync_folder(self._path.parent)
+        files.sync(self._path)  # later rounds depend on it
+        files.sync(self._path.parent)
         self._done.append(evaluation)
-        self._pay(evaluation)
         gain = evaluation.gain_per_doubling
         rising = "" if gain is None else f", {gain:+.1f} points for twice the CPU hours"
         self._notify(f"evaluated after {evaluation.round} rounds: {accuracy:.2f} %{rising}: {evaluation.decision}")
@@ -129,7 +126,11 @@ class Phases:
             return []
         prices = self._prices([session.cohort for session in waiting], cost.cpu_seconds)
         spent = [session.cpu_seconds + prices[session.cohort] for session in waiting]
-        costs = [(session.cpu_seconds - self._paid[session.cohort]) / session.round for session in waiting]
+        paid = [0.0] * len(self._sessions)  # for earlier evaluations, by cohort
+        for evaluation in self._done:
+            for cohort, price in self._prices(evaluation.cohorts, evaluation.cpu_seconds).items():
+                paid[cohort] += price
+        costs = [(session.cpu_seconds - paid[session.cohort]) / session.round for session in waiting]
         return stopping.share_budget(self._left(cost), cost.cpu_seconds, self._stopping.eval_interval, spent, costs)
 
     def _prices(self, cohorts: Sequence[int], cpu_seconds: float) -> dict[int, float]:
@@ -138,13 +139,9 @@ class Phases:
         each = cpu_seconds / sum(sizes.values())
         return {cohort: each * size for cohort, size in sizes.items()}
 
-    def _pay(self, evaluation: Evaluation) -> None:
-        for cohort, price in self._prices(evaluation.cohorts, evaluation.cpu_seconds).items():
-            self._paid[cohort] += price
-
     def _apply(self, session: Session, evaluation: Evaluation) -> None:
         """What an evaluation means for a cohort that waits: the same now as after any kill."""
-        closed = self._ended[session.cohort]
+        closed = self._ended.pop(session.cohort)
         if evaluation.decision == "stop":
             closed = session.stop(closed, "joint", evaluation.clock)
         else:
@@ -152,17 +149,4 @@ class Phases:
             budgets = dict(zip(evaluation.cohorts, evaluation.cpu_budgets, strict=False))
             budget = budgets.get(session.cohort, math.inf)
             closed = session.continue_training(closed, evaluation.clock, paid, budget)
-        self._finish(session, closed)
-
-    def _finish(self, session: Session, closed: ClosedRound) -> None:
-        del self._ended[session.cohort]
         self._on_round(session, closed)
-
-
-def _read(path: Path) -> list[Evaluation]:
-    """The evaluations so far; a line that a crash cut short is dropped."""
-    records.repair(path)
-    try:
-        return [Evaluation(**line) for line in records.read(path)]
-    except TypeError:  # valid JSON of a foreign shape
-        raise DamagedError(f"{path} is damaged: a line is not that of an evaluation") from None

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,10 @@ def missing(folder: RunFolder) -> list[dict[str, Any]]:
     wanted: list[dict[str, Any]] = [{"at": f"{h:g}h"} for h in moments(first, summary["hours"])]
     if experiment.cohorts > 1:
         wanted += [{"quorum": quorum} for quorum in QUORUMS]
-    done = [_settings(path) for path in (folder.path / "distillations").glob("*/summary.json")]
+    done = []
+    for path in (folder.path / "distillations").glob("*/summary.json"):
+        with suppress(CpflError):  # a damaged one is distilled again
+            done.append(files.read_json(path).get("distillation"))
     return [settings for settings in wanted if (own.model_dump() | settings) not in done]
 
 
@@ -61,10 +65,3 @@ def moments(first: float, last: float) -> list[float]:
     # As text, so that 0.7 is 0.7 wherever it is computed.
     round_hours = [hours(f"{step * 10.0**decade:g}h") for decade in decades for step in STEPS]
     return [hour for hour in round_hours if first <= hour < last][-MOST:]
-
-
-def _settings(path: Path) -> Any:
-    try:
-        return files.read_json(path).get("distillation")
-    except CpflError:  # a damaged one is distilled again
-        return None

@@ -10,7 +10,7 @@ import torch
 
 from cpfl.data.federated import Given
 from cpfl.distillation.evaluation import EVALUATORS
-from cpfl.distillation.views import ShardJob
+from cpfl.distillation.views import shard_targets
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.models import to_arrays
 from cpfl.settings import experiment_file
@@ -20,8 +20,8 @@ CPU = torch.device("cpu")
 
 
 def label(task: Task) -> None:
-    job = ShardJob([0], np.ones((1, task.data.classes)), task.experiment.distillation)
-    job(task, CPU, lambda: iter([to_arrays(task.start)]), (0, 0, 10))
+    weights_NC, settings = np.ones((1, task.data.classes)), task.experiment.distillation
+    shard_targets([0], weights_NC, settings, task, CPU, lambda: iter([to_arrays(task.start)]), (0, 0, 10))
 
 
 CASES: dict[str, Callable[[Task], object]] = {

@@ -5,8 +5,7 @@ Axes: N cohorts, T samples, C classes.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,16 +31,11 @@ Inputs = Callable[[slice], Tensor]
 """The model inputs at these positions, made when they are needed."""
 
 
-@dataclass(frozen=True)
-class Precision:
+class Precision(NamedTuple):
     """The device of forward and backward passes, and the arithmetic there."""
 
     device: torch.device
     name: str
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """A context with this arithmetic."""
-        return models.arithmetic(self.device, self.name)
 
 
 def check_distillation(settings: Distillation, task: Task) -> None:
@@ -70,32 +64,26 @@ class Chunks:
     """Inputs in the pieces that a forward pass takes, cached where they are few."""
 
     def __init__(self, count: int, inputs: Inputs, precision: Precision) -> None:
-        self.precision, size = precision, CHUNK.get(precision.device.type, SMALL_CHUNK)
-        self._parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
-        self._inputs = inputs
-        self._cached: list[Tensor] | None = None
+        self.precision, self._inputs, self._count = precision, inputs, count
+        self._size = CHUNK.get(precision.device.type, SMALL_CHUNK)
+        self._cached: list[Tensor] = []  # the first ones
 
     def __iter__(self) -> Iterator[Tensor]:
-        if self._cached is None:
-            cached, size = list[Tensor](), 0
-            for part in self._parts:
-                inputs = self._inputs(part)
-                size += inputs.nbytes
-                if size <= MAX_CACHED:
-                    cached.append(inputs)
-                yield inputs
-            self._cached = cached if size <= MAX_CACHED else []
-        elif self._cached:
-            yield from self._cached
-        else:
-            yield from map(self._inputs, self._parts)
+        yield from self._cached
+        free = MAX_CACHED - sum(inputs.nbytes for inputs in self._cached)
+        for start in range(len(self._cached) * self._size, self._count, self._size):
+            inputs = self._inputs(slice(start, min(start + self._size, self._count)))
+            free -= inputs.nbytes
+            if free >= 0:
+                self._cached.append(inputs)
+            yield inputs
 
 
 @torch.no_grad()
 def logits_of(module: nn.Module, inputs: Chunks) -> Tensor:
     """A model's logits z on all these inputs, (T, C)."""
     module.eval()
-    with inputs.precision.autocast():
+    with models.arithmetic(*inputs.precision):
         return torch.cat([module(x).to(x.dtype) for x in inputs])
 
 

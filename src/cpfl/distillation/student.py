@@ -149,26 +149,24 @@ class Step:
             self._step(rows)
             return
         self._rows.copy_(rows)
-        if self._graph is not None:
-            self._graph.replay()
-        elif self._done < WARM_UPS:
+        if self._done < WARM_UPS:
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 self._step(self._rows)
             torch.cuda.current_stream().wait_stream(side)
             self._done += 1
-        else:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            return
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
                 self._step(self._rows)
-            self._graph = graph
-            graph.replay()
+        self._graph.replay()
 
     def _step(self, rows: Tensor) -> None:
         inputs, targets = self._views.batch(rows)
         try:
-            with self._precision.autocast():
+            with models.arithmetic(*self._precision):
                 logits = self._student(inputs)
         except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
             raise ModelError(f"the student cannot train on a batch of {len(inputs)}: {first_line(error)}") from None

@@ -1,7 +1,7 @@
 """What of the public set the student sees, epoch by epoch, and the targets that belong to it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,10 +57,7 @@ class Views:
             self._known[labelled] = self._targets_of(labelled)
         self._targets = _in_place(self._targets, self._known[labelled])
         plan, mix = self._drawn(seen)
-        if plan is not None:
-            self._plan = _in_place(self._plan, plan)
-        if mix is not None:
-            self._mix = _in_place(self._mix, mix)
+        self._plan, self._mix = _in_place(self._plan, plan), _in_place(self._mix, mix)
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The student's inputs and targets for these rows of the public set."""
@@ -92,7 +89,7 @@ class Views:
         count, unit = len(self._x), workers.width * SHARD_UNIT
         size = -(-count // unit) * SHARD_UNIT  # shards of about equal size, each of whole forward passes
         pieces = [(view, first, min(first + size, count)) for first in range(0, count, size)]
-        job = ShardJob(self._ensemble.cohorts, self._ensemble.weights_NC, self._settings)
+        job = partial(shard_targets, self._ensemble.cohorts, self._ensemble.weights_NC, self._settings)
         return torch.from_numpy(np.concatenate(workers.spread(job, self._shared, pieces))).to(self._device)
 
     def _inputs(self, rows: Tensor | slice, plan: Tensor | None, mix: Tensor | None) -> Tensor:
@@ -118,26 +115,20 @@ class Views:
         return torch.from_numpy(plan).to(self._device), torch.from_numpy(mix).to(self._device)
 
 
-@dataclass(frozen=True)
-class ShardJob:
-    """Computes the targets of a piece of the public set: (view, first sample, last sample); runs on workers."""
-
-    cohorts: Sequence[int]
-    weights_NC: NDArray[np.float64]
-    settings: Distillation
-
-    def __call__(
-        self,
-        task: Task,
-        device: torch.device,
-        shared: Callable[[], Iterator[Any]],  # the teachers' models as arrays
-        piece: tuple[int, int, int],
-    ) -> NDArray[Any]:
-        models.choose_arithmetic(task.experiment.precision)
-        precision = Precision(device, task.experiment.precision)
-        ensemble = Ensemble(task, self.cohorts, self.settings, precision, self.weights_NC)
-        views = Views(task, ensemble, lambda: map(models.from_arrays, shared()), self.settings)
-        return views.targets(*piece).cpu().numpy()
+def shard_targets(
+    cohorts: Sequence[int],
+    weights_NC: NDArray[np.float64],
+    settings: Distillation,
+    task: Task,
+    device: torch.device,
+    shared: Callable[[], Iterator[Any]],  # the teachers' models as arrays
+    piece: tuple[int, int, int],
+) -> NDArray[Any]:
+    """The targets of a piece of the public set: (view, first sample, last sample); runs on workers."""
+    models.choose_arithmetic(task.experiment.precision)
+    ensemble = Ensemble(task, cohorts, settings, Precision(device, task.experiment.precision), weights_NC)
+    views = Views(task, ensemble, lambda: map(models.from_arrays, shared()), settings)
+    return views.targets(*piece).cpu().numpy()
 
 
 def labelled_views(settings: Distillation, of_training: str) -> int:
@@ -152,5 +143,7 @@ def augmentation(settings: Distillation, of_training: str) -> str:
     return of_training if settings.augment == "training" else settings.augment
 
 
-def _in_place(held: Tensor | None, value: Tensor) -> Tensor:
-    return value.clone() if held is None else held.copy_(value)
+def _in_place(held: Tensor | None, value: Tensor | None) -> Tensor | None:
+    if held is None or value is None:
+        return value if value is None else value.clone()
+    return held.copy_(value)

@@ -37,7 +37,7 @@ def explained(path: Path) -> Iterator[None]:
 def write_atomic(path: Path, content: bytes | Iterable[bytes], lasting: bool = True) -> None:
     """Replace a file at once: a reader or a crash sees the old content or the new, never a part.
 
-    Not `lasting`: a power cut may bring the old one back until `sync_folder`.
+    Not `lasting`: a power cut may bring the old one back until `sync` of its folder.
     """
     temporary = path.with_name(f".{path.name}.part")
     with explained(path):
@@ -52,17 +52,17 @@ def write_atomic(path: Path, content: bytes | Iterable[bytes], lasting: bool = T
                 temporary.unlink()
             raise
     if lasting:
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
-def sync_folder(path: Path) -> None:
-    """Make sure that the names in a folder survive a power cut."""
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a power cut."""
     with explained(path):
-        directory = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(directory)
+            os.fsync(handle)
         finally:
-            os.close(directory)
+            os.close(handle)
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:

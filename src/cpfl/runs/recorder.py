@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +20,6 @@ from cpfl.settings import Distillation, Experiment
 if TYPE_CHECKING:
     from cpfl.distillation.results import Distilled
     from cpfl.distillation.student import EpochRecord
-
-STOPPED_BY_CALLBACK = "callback"
 
 
 class RunRecorder:
@@ -48,7 +45,7 @@ class RunRecorder:
             writer.write(session, closed)
             if self.callback.on_round(session, closed):
                 for each in sessions:
-                    each.request_stop(STOPPED_BY_CALLBACK)
+                    each.request_stop("callback")
 
         with RunWriter(self.folder, self._experiment.checkpoint_seconds, spent) as writer:
             yield on_round
@@ -57,17 +54,16 @@ class RunRecorder:
 
     def _resume(self, sessions: Sequence[Session]) -> float:
         """The seconds of training until the newest checkpoint."""
-        spent, again = 0.0, list[dict[str, int]]()
+        spent, rounds, again = 0.0, 0, list[dict[str, int]]()
         for session in sessions:
-            restored = restore(self.folder, session)
-            spent = max(spent, restored.wall_seconds)
-            for damage in restored.damaged:
+            seconds, damaged, repeated = restore(self.folder, session)
+            spent, rounds = max(spent, seconds), rounds + repeated
+            for damage in damaged:
                 self.callback.on_message(f"{damage}; continuing from round {session.round}")
-            if restored.again:
-                last = session.round + restored.again
+            if repeated:
+                last = session.round + repeated
                 again.append({"cohort": session.cohort, "first_round": session.round + 1, "last_round": last})
         if again:
-            rounds = sum(one["last_round"] - one["first_round"] + 1 for one in again)
             self.folder.log("run again", run_again=again)
             self.callback.on_message(
                 f"closed after the last checkpoint and run again: {rounds} rounds of {len(again)} cohorts"
@@ -93,38 +89,31 @@ class RunRecorder:
         self.callback.on_epoch(record)
 
     def save(self, outcome: Distilled, **more: Any) -> dict[str, Any]:
-        """Write the global model and what was measured of it; the summary comes last."""
+        """Write the global model and what was measured of it; the summary comes last.
+
+        It has accuracies in per cent, virtual hours, CPU hours, and GB of 10⁹ bytes.
+        """
         assert self._teachers is not None, "teachers were selected"
         path = self.results / "models" / "global.safetensors"
-        files.save_tensors(path, outcome.student, {"accuracy": outcome.student_accuracy})
+        files.save_tensors(path, outcome.student, {"accuracy": outcome.accuracies["student_accuracy"]})
         files.write_json(self.results / "clients.json", {"clients": outcome.client_accuracies})
         seconds = time.perf_counter() - self._distilling_since
         if trained := self._training:
             seconds += trained["seconds"]
             more["samples_per_second"] = round(trained["samples"] / trained["seconds"], 1)
+        experiment, teachers, scores = self._experiment, self._teachers, outcome.accuracies
         summary = {
-            **summarize(self._experiment, self._teachers, outcome), "wall_seconds": round(seconds, 3), **more
-        }  # fmt: skip
+            "name": experiment.name,
+            "cohorts": experiment.cohorts,
+            "clients": experiment.clients,
+            "seed": experiment.seed,
+            **scores,
+            "by_cohort": [{**a, **b} for a, b in zip(teachers.accounts, scores["by_cohort"], strict=True)],
+            "teachers": teachers.cohorts,
+            **teachers.costs,
+            "distill_seconds": round(outcome.seconds, 3),
+            "wall_seconds": round(seconds, 3),
+            **more,
+        }
         files.write_json(self.results / "summary.json", summary)
         return summary
-
-
-def summarize(experiment: Experiment, teachers: Teachers, outcome: Distilled) -> dict[str, Any]:
-    """The outcome of a run: accuracy in per cent, virtual hours, CPU hours, GB of 10⁹ bytes."""
-    accuracies = outcome.teacher_accuracies
-    return {
-        "name": experiment.name,
-        "cohorts": experiment.cohorts,
-        "clients": experiment.clients,
-        "seed": experiment.seed,
-        "student_accuracy": outcome.student_accuracy,
-        "student_accuracy_best_epoch": outcome.best_epoch_accuracy,
-        "student_accuracy_per_class": outcome.class_accuracies,
-        "teacher_accuracy_mean": statistics.fmean(accuracies),
-        "teacher_accuracy_std": statistics.pstdev(accuracies),
-        "by_cohort": [{**a, "accuracy": b} for a, b in zip(teachers.accounts, accuracies, strict=True)],
-        "ensemble_accuracy": outcome.ensemble_accuracy,
-        "teachers": teachers.cohorts,
-        **teachers.costs,
-        "distill_seconds": round(outcome.seconds, 3),
-    }

@@ -41,12 +41,6 @@ def read(path: Path) -> list[dict[str, Any]]:
         raise DamagedError(f"{path} is damaged: a line is not JSON") from None
 
 
-def sync(path: Path) -> None:
-    """Make what was appended survive a power cut."""
-    with explained(path), path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def check(path: Path, size: int, lines: int) -> None:
     """Refuse a file that lacks lines that a checkpoint counts on."""
     head = path.read_bytes()[:size] if path.is_file() else b""

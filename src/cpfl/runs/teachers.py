@@ -6,6 +6,7 @@ The run folder is enough to answer that, so it can be answered again later witho
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
             chosen[cohort] = _latest(folder, cohort, lines[cohort], moment)
     if not chosen:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
-    spent = [r for line in lines for r in line if r["clock"] <= moment + ROUNDING]
+    spent_by_cohort = [[r for r in line if r["clock"] <= moment + ROUNDING] for line in lines]
+    spent = list(chain.from_iterable(spent_by_cohort))
     evaluated = [e for e in evaluations if e["clock"] <= moment + ROUNDING]
     sizes = about["cohort_model_bytes"]  # of cohorts that train a model of their own
     sent = sum(r["bytes"] for r in [*spent, *evaluated]) + sum(sizes.get(str(i), about["model_bytes"]) for i in chosen)
@@ -77,7 +79,17 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
             "cut_off": sum(r["stop"] == "max rounds" for r in spent),
             "samples": sum(r["samples"] for r in spent),
         },
-        accounts=[_account(cohort, lines[cohort], moment, stops[cohort]) for cohort in chosen],
+        accounts=[
+            {
+                "cohort": cohort,
+                "rounds": len(own),
+                "hours": (stop if stop <= moment + ROUNDING else own[-1]["clock"]) / 3600 if own else 0.0,
+                "cpu_hours": math.fsum(r["cpu_seconds"] for r in own) / 3600,
+                "comm_gb": sum(r["bytes"] for r in own) / 1e9,
+                "stop": own[-1]["stop"] if stop <= moment + ROUNDING else "",
+            }
+            for cohort, own, stop in ((i, spent_by_cohort[i], stops[i]) for i in chosen)
+        ],
     )
 
 
@@ -88,20 +100,6 @@ def _stopped(cohort: int, lines: list[dict[str, Any]], evaluations: list[dict[st
     last = lines[-1]
     waited = [e["clock"] for e in evaluations if e["round"] == last["round"] and cohort in e["cohorts"]]
     return float(max([last["clock"], *waited]))
-
-
-def _account(cohort: int, lines: list[dict[str, Any]], moment: float, stop: float) -> dict[str, Any]:
-    """What one cohort had spent by a moment, on its own rounds."""
-    stopped = stop <= moment + ROUNDING
-    spent = [line for line in lines if line["clock"] <= moment + ROUNDING]
-    return {
-        "cohort": cohort,
-        "rounds": len(spent),
-        "hours": (stop if stopped else spent[-1]["clock"]) / 3600 if spent else 0.0,
-        "cpu_hours": math.fsum(line["cpu_seconds"] for line in spent) / 3600,
-        "comm_gb": sum(line["bytes"] for line in spent) / 1e9,
-        "stop": spent[-1]["stop"] if stopped else "",
-    }
 
 
 def _moment(folder: RunFolder, settings: Distillation, stops: list[float]) -> float:

@@ -5,12 +5,12 @@ that training never waits for a disk. A kill costs nothing more: resume truncate
 anyway, and rounds are written in their order. With `checkpoint_seconds` = 0 a round is on disk when it is closed.
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from cpfl.errors import DamagedError
 from cpfl.federation.session import ClosedRound, Session
@@ -26,28 +26,11 @@ RARE = ("excluded", "repeats", "stale", "wasted_cpu_seconds", "wasted_bytes")  #
 StoredModel = tuple[Path, State, Mapping[str, Any]]
 """The file of a model, the model, and the numbers that are stored with it."""
 
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A session's state after a round, in host memory; later rounds do not change it."""
-
-    cohort: int
-    tensors: State
-    numbers: dict[str, Any]
+Checkpoint = tuple[State, dict[str, Any]]
+"""A session's tensors and numbers after a round, in host memory; later rounds do not change them."""
 
 
-@dataclass(frozen=True)
-class Restored:
-    """What was found beside the session: real seconds of training so far, damaged checkpoints, and rounds that were
-    recorded after the checkpoint and are run again."""
-
-    wall_seconds: float
-    damaged: list[str]
-    again: int
-
-
-@dataclass(frozen=True)
-class _Round:
+class _Round(NamedTuple):
     """The results of one round, in host memory."""
 
     cohort: int
@@ -75,18 +58,24 @@ class RunWriter:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            self.close()
-        except Exception:
-            if error is None:  # else the first error is the one to report
-                raise
+        """Write all that is left."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None and error is None:  # else the first error is the one to report
+            raise self._error
 
     def write(self, session: Session, closed: ClosedRound) -> None:
         """Take the results of this round; errors in writing earlier rounds are raised here."""
         now = time.monotonic()
         due = now - self._saved.setdefault(session.cohort, now if self._seconds else 0.0) >= self._seconds
-        models = self._models_of(session, closed)
-        state = None
+        models, state = list[StoredModel](), None
+        for one in closed.snapshots:
+            path = self._folder.snapshot(one.cohort, one.round)
+            models.append((path, files.on_host(one.model), {"round": one.round, "clock": one.clock}))
+        if session.stopped:
+            numbers = {"cohort": session.cohort, "round": session.round, "best_round": session.best_round}
+            models.append((self._folder.teacher(session.cohort), files.on_host(session.teacher()), numbers))
         if due or session.stopped:
             state = capture(session, now - self._began)
             self._saved[session.cohort] = now
@@ -106,85 +95,66 @@ class RunWriter:
             self._queue.append(item)
             self._models += len(models)
 
-    def close(self) -> None:
-        """Write all that is left."""
-        self._ending.set()
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _models_of(self, session: Session, closed: ClosedRound) -> list[StoredModel]:
-        models: list[StoredModel] = []
-        for snapshot in closed.snapshots:
-            path = self._folder.snapshot(snapshot.cohort, snapshot.round)
-            models.append((path, files.on_host(snapshot.model), {"round": snapshot.round, "clock": snapshot.clock}))
-        if session.stopped:
-            numbers = {"cohort": session.cohort, "round": session.round, "best_round": session.best_round}
-            models.append((self._folder.teacher(session.cohort), files.on_host(session.teacher()), numbers))
-        return models
-
     def _work(self) -> None:
         try:
-            while not self._ending.wait(PAUSE):
-                self._drain()
-            self._drain()
+            ending = False
+            while not ending:
+                ending = self._ending.wait(PAUSE)
+                with self._changed:
+                    taken, self._queue = self._queue, []
+                self._write(taken)
+                with self._changed:
+                    self._models -= sum(len(item.models) for item in taken)
+                    self._changed.notify_all()
         except BaseException as error:  # the training thread raises it, whatever it is
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
-    def _drain(self) -> None:
-        with self._changed:
-            taken, self._queue = self._queue, []
-        if taken:
-            self._write(taken)
-        with self._changed:
-            self._models -= sum(len(item.models) for item in taken)
-            self._changed.notify_all()
-
     def _write(self, rounds: Sequence[_Round]) -> None:
         """First the models, then the records that mention them, and last the checkpoints, which confirm both."""
+        by_cohort: dict[int, list[_Round]] = {}
         for item in rounds:
             for path, model, numbers in item.models:
                 files.save_tensors(path, model, numbers)
-        by_cohort: dict[int, list[_Round]] = {}
-        for item in rounds:
             by_cohort.setdefault(item.cohort, []).append(item)
-        checkpoints: list[tuple[Checkpoint, int]] = []
+        checkpoints: dict[int, Checkpoint] = {}  # by cohort; of several, the newest
         for cohort, group in by_cohort.items():
             sizes = records.append(self._folder.rounds(cohort), *(item.record for item in group))
-            states = [(item.checkpoint, size) for item, size in zip(group, sizes, strict=True) if item.checkpoint]
-            checkpoints += states[-1:]  # of several, the newest
+            for item, size in zip(group, sizes, strict=True):
+                if item.checkpoint:
+                    tensors, numbers = item.checkpoint
+                    checkpoints[cohort] = tensors, {**numbers, "records_size": size}
         if checkpoints:
-            save_checkpoints(self._folder, checkpoints)
+            self._save_checkpoints(checkpoints)
+
+    def _save_checkpoints(self, checkpoints: Mapping[int, Checkpoint]) -> None:
+        """Each cohort keeps the one before it; older ones go."""
+        for cohort in checkpoints:
+            files.sync(self._folder.rounds(cohort))
+        for cohort, (tensors, numbers) in checkpoints.items():
+            path = self._folder.path / "checkpoints" / f"cohort-{cohort:04d}-round-{numbers['round']:06d}.safetensors"
+            files.save_tensors(path, tensors, numbers, lasting=False)
+        files.sync(self._folder.path / "checkpoints")  # once for all of them
+        there = sorted((self._folder.path / "checkpoints").glob("cohort-*.safetensors"), reverse=True)
+        for _, paths in itertools.groupby(there, lambda path: path.name.partition("-round-")[0]):
+            for old in list(paths)[KEPT:]:
+                old.unlink(missing_ok=True)
 
 
 def capture(session: Session, wall_seconds: float) -> Checkpoint:
     """The session's state now, so many real seconds after training began."""
     states, numbers = session.state()
     tensors = {f"{kind}/{name}": value for kind, state in states.items() for name, value in state.items()}
-    return Checkpoint(session.cohort, files.on_host(tensors), {**numbers, "wall_seconds": round(wall_seconds, 3)})
+    return files.on_host(tensors), {**numbers, "wall_seconds": round(wall_seconds, 3)}
 
 
-def save_checkpoints(folder: RunFolder, checkpoints: Sequence[tuple[Checkpoint, int]]) -> None:
-    """Write states of different cohorts, each with the size of its records; those before them stay, older ones go."""
-    for state, _ in checkpoints:
-        records.sync(folder.rounds(state.cohort))
-    for state, size in checkpoints:
-        path = folder.path / "checkpoints" / f"cohort-{state.cohort:04d}-round-{state.numbers['round']:06d}.safetensors"
-        files.save_tensors(path, state.tensors, {**state.numbers, "records_size": size}, lasting=False)
-    files.sync_folder(folder.path / "checkpoints")  # once for all of them
-    there: dict[str, list[Path]] = {}
-    for path in sorted((folder.path / "checkpoints").glob("cohort-*.safetensors"), reverse=True):
-        there.setdefault(path.name.partition("-round-")[0], []).append(path)
-    for state, _ in checkpoints:
-        for old in there.get(f"cohort-{state.cohort:04d}", [])[KEPT:]:
-            old.unlink(missing_ok=True)
+def restore(folder: RunFolder, session: Session) -> tuple[float, list[str], int]:
+    """Bring a new session to its newest sound checkpoint, or leave it at the start.
 
-
-def restore(folder: RunFolder, session: Session) -> Restored:
-    """Bring a new session to its newest sound checkpoint, or leave it at the start."""
+    Returns the real seconds of training so far, errors of damaged checkpoints, and the number of rounds that were
+    recorded after the checkpoint and are run again.
+    """
     damaged = []
     pattern = f"cohort-{session.cohort:04d}-round-*.safetensors"
     for path in sorted((folder.path / "checkpoints").glob(pattern), reverse=True):
@@ -200,6 +170,9 @@ def restore(folder: RunFolder, session: Session) -> Restored:
             kind, _, key = name.partition("/")
             states.setdefault(kind, {})[key] = value
         session.restore(states, numbers)  # type: ignore[arg-type]
-        again = records.truncate(folder.rounds(session.cohort), numbers["records_size"])
-        return Restored(numbers["wall_seconds"], damaged, again)
-    return Restored(0.0, damaged, records.truncate(folder.rounds(session.cohort), 0))
+        return (
+            numbers["wall_seconds"],
+            damaged,
+            records.truncate(folder.rounds(session.cohort), numbers["records_size"]),
+        )
+    return 0.0, damaged, records.truncate(folder.rounds(session.cohort), 0)
