@@ -49,6 +49,16 @@ class Softmax(TeacherAggregation):
     def targets(self, total_TC):
         return total_TC / total_TC.sum(dim=1, keepdim=True)
 """,
+    "my_targets": """
+from cpfl import TeacherAggregation
+
+class Negated(TeacherAggregation):
+    def teacher_output(self, logits_TC):
+        return -logits_TC
+
+    def targets(self, total_TC):
+        return -total_TC
+""",
     "my_loss": """
 from torch.nn import functional
 from cpfl import DistillationLoss
@@ -102,6 +112,7 @@ def run(path: Path, settings: dict[str, Any]) -> cpfl.Run:
         ("weights", "labels", "my_weights:Shares", {}),
         ("aggregation", "logits", "my_aggregation:Logits", {}),
         ("aggregation", "probabilities", "my_aggregation:Softmax", OWN),
+        ("aggregation", "logits", "my_targets:Negated", {}),  # only the targets have the right order of classes
         ("loss", "l1", "my_loss:Absolute", {}),
         ("loss", "kl", "my_loss:Divergence", OWN),
     ],

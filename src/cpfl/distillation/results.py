@@ -48,10 +48,9 @@ class TestSet:
         for logits_TC, term_TC in ensemble.terms(teachers, [self._inputs]):
             each.append(per_cent(logits_TC, self._y))
             total = term_TC if len(each) == 1 else total + term_TC
-        scored = ensemble.aggregation
-        # Normalizing keeps the order of classes, but may round two of them to the same number.
-        if type(scored).targets not in (TeacherAggregation.targets, Probabilities.targets):
-            total = scored.targets(total)
+        # The built-in ones keep the order of classes; normalizing may only round two of them to the same number.
+        if type(ensemble.aggregation).targets not in (TeacherAggregation.targets, Probabilities.targets):
+            total = ensemble.aggregation.targets(total)
         return each, per_cent(total, self._y)
 
     def results(
