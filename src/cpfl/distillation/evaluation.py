@@ -5,7 +5,7 @@ public-agreement   no client and no label: how often the ensembles of two halves
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -33,14 +33,16 @@ Score = tuple[float, float | None]
 class Evaluator:
     """What both metrics have in common."""
 
+    _inputs: Chunks
+
     def __init__(self, task: Task, device: torch.device) -> None:
         self._task = task
         models.choose_arithmetic(task.experiment.precision)  # the driver of a cluster has no engine that did
         self._precision = Precision(device, task.experiment.precision)
 
-    def _targets(self, ensemble: Ensemble, teachers: Iterable[State], inputs: Chunks) -> Tensor:
+    def _targets(self, ensemble: Ensemble, teachers: Sequence[State]) -> Tensor:
         with models.threads_for(self._task.start):
-            found_TC = ensemble(teachers, inputs)
+            found_TC = ensemble((teachers[cohort] for cohort in ensemble.cohorts), self._inputs)
         if not torch.isfinite(found_TC).all():  # rounds in which nobody validates may have hidden it until now
             raise CpflError(DIVERGED)
         return found_TC
@@ -65,7 +67,7 @@ class EnsembleAccuracy(Evaluator):
 
     def evaluate(self, teachers: Sequence[State]) -> Score:
         """The current models of all cohorts, in their order; on clean images, whatever the clients' rounds see."""
-        targets_TC = self._targets(self._all, teachers, self._inputs)
+        targets_TC = self._targets(self._all, teachers)
         right = targets_TC.argmax(dim=1).eq(self._y).double().mean().item()
         log_probabilities_TC = self._all.aggregation.log_probabilities(targets_TC)
         return 100 * right, functional.nll_loss(log_probabilities_TC, self._y).item()
@@ -97,8 +99,8 @@ class PublicAgreement(Evaluator):
     def __init__(self, task: Task, settings: Distillation, device: torch.device) -> None:
         super().__init__(task, device)
         data = task.data
-        self._halves = [range(first, len(task.cohorts), 2) for first in (0, 1)]
-        self._ensembles = [Ensemble(task, half, settings, self._precision) for half in self._halves]
+        halves = [range(first, len(task.cohorts), 2) for first in (0, 1)]
+        self._ensembles = [Ensemble(task, half, settings, self._precision) for half in halves]
         count = min(MAX_PUBLIC, len(data.public))
         rows = np.arange(count) * len(data.public) // count  # spread evenly: sets may be sorted
         x = torch.as_tensor(data.public.x[rows]).to(device)
@@ -106,10 +108,7 @@ class PublicAgreement(Evaluator):
 
     def evaluate(self, teachers: Sequence[State]) -> Score:
         """On one plain view of each sample."""
-        even, odd = (
-            self._targets(ensemble, (teachers[i] for i in half), self._inputs).argmax(dim=1)
-            for ensemble, half in zip(self._ensembles, self._halves, strict=True)
-        )
+        even, odd = (self._targets(ensemble, teachers).argmax(dim=1) for ensemble in self._ensembles)
         return 100 * even.eq(odd).double().mean().item(), None
 
     def cost(self) -> Cost:
