@@ -54,7 +54,7 @@ def round_cost(participants: int, rounds: int = 200) -> float:
     task = build_task(experiment, [], Given(some, some, some))
     session = task.session(0)
     results = [ClientResult(client, 225, 12, 2.3, 2.3) for client in range(participants)]
-    message = pickle.dumps(messages.RoundDone.from_result(0, 1, RoundResult(dict(task.start), results)), protocol=5)
+    message = pickle.dumps(messages.RoundDone.from_result(0, RoundResult(dict(task.start), results)), protocol=5)
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.create(Path(scratch) / "run", experiment, {})
         began = time.process_time()

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from cpfl.settings import Experiment, experiment_file
-from cpfl.sweep import slots
+
+pytest.importorskip("ray")
+
+from cpfl.sweep import on_ray as slots
 
 DIGITS = experiment_file.load("digits")
 

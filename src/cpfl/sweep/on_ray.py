@@ -1,12 +1,17 @@
-"""Runs of a sweep on a Ray cluster, from one queue, the largest first.
+"""Runs of a sweep on a Ray cluster, from one queue, those with the most slots first.
 
-A run with one slot (a core or a share of a GPU) is one task. A run with several slots has as many workers, which share
-its cohorts. Tasks write their run folders, so all nodes must see the sweep's folder. If a node dies, Ray starts the
-task again on another one, and the run resumes from its folder.
+A slot is a core or a share of a GPU; a run keeps its slots until it ends. A run with one slot is one task. A run with
+several slots has as many workers, which share its cohorts. Tasks write their run folders, so all nodes must see the
+sweep's folder. If a node dies, Ray starts the task again on another one, and the run resumes from its folder.
+
+Twelve equal runs on eight slots, one each, leave half of the slots idle half of the time. If four of the runs start
+first, on two slots each, none is idle.
 """
 
+import heapq
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +25,13 @@ from cpfl.engines.ray import ClusterConfig, cluster
 from cpfl.engines.ray._ray_internals import SHOW_GPUS
 from cpfl.errors import ClusterError
 from cpfl.settings import Experiment
-from cpfl.sweep import slots
 from cpfl.sweep.progress import POLL_SECONDS, End, SweepCallback, Work, run_or_resume
 
 MAX_RETRIES = 3  # by Ray, of a run whose node or process died
+MAX_TIME = 0.95  # of the time with one slot each: several processes for a run have a cost of their own
+MAX_WAVES = 4  # of runs with several slots: with many more runs than slots, the end matters little
+
+Runs = Mapping[Any, Experiment]  # by name or path
 
 
 class ClusterScheduler:
@@ -43,8 +51,8 @@ class ClusterScheduler:
     def run(self, work: Work, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
         """All runs, as many at the same time as there are slots for."""
         free = self._found.workers
-        sizes = slots.allocate(work, free)
-        waiting = slots.order(work, sizes)
+        sizes = allocate(work, free)
+        waiting = order(work, sizes)
         progress_queue = Queue(actor_options={"num_cpus": 0})
         shared = ray.put(dict(common))  # once for all runs: a user's own arrays may be in it
         running: dict[Any, Path] = {}
@@ -112,3 +120,57 @@ def _failure(result: Any) -> Exception | None:
         lost = f"the node or process of this run died {MAX_RETRIES + 1} times ({type(error).__name__})"
         return ClusterError(f"{lost}: the same command resumes it")
     return None
+
+
+def allocate(runs: Runs, total: int) -> dict[Any, int]:
+    """Slots in proportion to the work, from one to the number of cohorts; more for some runs if that saves time.
+
+    Those are the most costly runs: as many as are one too many, all, or as fill the cluster a few times.
+    """
+    costs = {name: cost(experiment) for name, experiment in runs.items()}
+    whole = sum(costs.values())
+    shares = {name: int(total * costs[name] / whole + 1e-9) for name in runs}
+
+    def at_least(size: int, names: Iterable[Any]) -> dict[Any, int]:
+        return {name: max(1, min(runs[name].cohorts, total, max(size, shares[name]))) for name in names}
+
+    plain = at_least(1, runs)
+    splittable = sorted((name for name in runs if runs[name].cohorts > 1), key=lambda name: -costs[name])
+    candidates = [plain]
+    for size in (2**power for power in range(1, total.bit_length())):
+        counts = {len(runs) % total, len(splittable), *(total // size * wave for wave in range(1, MAX_WAVES + 1))}
+        candidates += [plain | at_least(size, splittable[:count]) for count in sorted(counts) if 0 < count <= len(splittable)]
+    best = min(candidates, key=lambda slots: duration(runs, slots, total))
+    return best if duration(runs, best, total) < MAX_TIME * duration(runs, plain, total) else plain
+
+
+def order(runs: Runs, slots: Mapping[Any, int]) -> list[Any]:
+    """Most slots first, then the largest cost; equal ones as in the sweep."""
+    return sorted(runs, key=lambda name: (-slots[name], -cost(runs[name])))
+
+
+def cost(experiment: Experiment) -> float:
+    """An estimate of a run's work from its settings: the maximum of rounds times the work of a round."""
+    federation = experiment.federation
+    rounds = experiment.stopping.rounds if experiment.stopping.rule == "rounds" else experiment.max_rounds
+    part = federation.participants / experiment.clients if federation.participants else federation.participation
+    each = federation.local_steps * federation.batch_size * experiment.clients if federation.local_steps else 1e4
+    return float(rounds * part * each * max(1, federation.local_epochs))
+
+
+def duration(runs: Runs, slots: Mapping[Any, int], total: int) -> float:
+    """The time of all runs if each takes its estimated cost; a cohort is never split."""
+    waiting: dict[int, deque[float]] = {}
+    for name in order(runs, slots):
+        n = runs[name].cohorts
+        waiting.setdefault(slots[name], deque()).append(cost(runs[name]) * -(-n // slots[name]) / n)
+    now, free = 0.0, total
+    running: list[tuple[float, int]] = []
+    while running or any(waiting.values()):
+        for size, times in waiting.items():  # most slots first
+            while times and size <= free:
+                heapq.heappush(running, (now + times.popleft(), size))
+                free -= size
+        now, size = heapq.heappop(running)
+        free += size
+    return now

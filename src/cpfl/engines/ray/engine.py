@@ -180,7 +180,7 @@ class CohortScheduler:
     def _handle(self, worker: WorkerHandle, message: Message) -> None:
         if isinstance(message, WorkerFailure):
             if not message.gpu_error:
-                raise message.error or RuntimeError(f"a worker failed:\n{message.traceback}")
+                raise message.error
             worker.why_dead = message.gpu_error
             ray.kill(worker.actor)  # it is found dead a moment later and replaced
             return

@@ -44,14 +44,13 @@ class RoundDone:
     """A round that a worker has trained."""
 
     cohort: int
-    round: int
     arrays: RoundResult  # with numpy arrays instead of tensors
 
     @classmethod
-    def from_result(cls, cohort: int, round: int, result: RoundResult, complete: bool = False) -> "RoundDone":
+    def from_result(cls, cohort: int, result: RoundResult, complete: bool = False) -> "RoundDone":
         """`complete`: the device has finished the cohort's model and state, whatever is queued behind them. Engines
         copy the clients' states before they hand them out; those are fetched in the order of the queue."""
-        return cls(cohort, round, _converted(result, copy_beside if complete else to_arrays, to_arrays))
+        return cls(cohort, _converted(result, copy_beside if complete else to_arrays, to_arrays))
 
     def result(self) -> RoundResult:
         """The result as the worker's engine had it."""
@@ -69,9 +68,8 @@ class Released:
 class WorkerFailure:
     """An exception that ended a worker's training."""
 
-    error: Exception | None  # a user's mistake
-    traceback: str  # of any other exception
-    gpu_error: str = ""  # the GPU's message if the GPU is the cause: another worker may do the work
+    error: Exception  # a user's mistake as it is, a bug with its traceback as the text
+    gpu_error: str  # the GPU's message if the GPU is the cause: another worker may do the work
 
 
 Message = RoundDone | Released | WorkerFailure
@@ -87,7 +85,7 @@ class Replica(Session):
     def close_round(self, outcome: RoundResult) -> ClosedRound:
         """Send the round to the driver, and stop if that was requested."""
         closed = super().close_round(outcome)
-        self.send(RoundDone.from_result(self.cohort, self.round, outcome, self.complete))
+        self.send(RoundDone.from_result(self.cohort, outcome, self.complete))
         if not self.idle:
             self._follow_request()
         return closed
@@ -114,19 +112,14 @@ def _converted(result: RoundResult, cohort: Callable[[Any], Any], client: Callab
 
 def copy_beside(state: State) -> Arrays:
     """`to_arrays` for finished tensors of a GPU: copied on a second stream, without waiting for the queued steps."""
-    devices = {value.device for value in state.values() if value.is_cuda}
-    if len(devices) != 1:
+    device = next((value.device for value in state.values() if value.is_cuda), None)
+    if device is None:
         return to_arrays(state)
-    stream, host = _stream(devices.pop()), dict(state)
+    stream = _stream(device)
     with torch.cuda.stream(stream):
-        for name, value in state.items():
-            if value.is_cuda:
-                pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-                host[name] = pinned.copy_(value.detach(), non_blocking=True)
+        host = {name: value.detach().to("cpu", non_blocking=True) for name, value in state.items()}  # pinned memory
     stream.synchronize()
     return to_arrays(host)
 
 
-@functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+_stream = functools.cache(torch.cuda.Stream)  # one for each device

@@ -12,9 +12,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,10 @@ from cpfl.engines.gpu_errors import device_failed, out_of_memory
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.ray import environment
 from cpfl.engines.ray.cluster import limit_to_share
-from cpfl.engines.ray.messages import MOVED, PAUSED, Arrays, Message, Released, Replica, SessionState, WorkerFailure
+from cpfl.engines.ray.messages import MOVED, PAUSED, Message, Released, Replica, SessionState, WorkerFailure
 from cpfl.engines.workers.pool import keep_memory
 from cpfl.errors import ClusterError, CpflError, DataError, SettingError
-from cpfl.models import from_arrays, to_arrays
-from cpfl.settings import GIVEN, Experiment
+from cpfl.settings import GIVEN
 from cpfl.task.population import Population
 from cpfl.task.task import Task, build_task
 
@@ -141,10 +139,9 @@ class Worker:
                 sessions: list[Replica] = []
                 while sessions := self._next_sessions(sessions):
                     self._engine.train_cohorts(sessions, lambda session, closed: None)
-            except CpflError as error:
-                self._messages.put(WorkerFailure(error, ""))
             except BaseException as error:
-                self._messages.put(WorkerFailure(None, traceback.format_exc(), device_failed(error)))
+                bug = RuntimeError(f"a worker failed:\n{traceback.format_exc()}")
+                self._messages.put(WorkerFailure(error if isinstance(error, CpflError) else bug, device_failed(error)))
             with self._changed:
                 self._training = False
                 self._busy += time.monotonic() - max(self._began, self._since)
@@ -169,28 +166,20 @@ def portable(task: Task, folder: str) -> Task | Callable[[], Task]:
     """The task itself, or a function that builds it where this folder of data sets is."""
     if not folder:
         return task
-    experiment = task.experiment
+    experiment, start, fingerprint = task.experiment, task.start, task.fingerprint()
     named = {"model": experiment.model.name, "train": experiment.data.train, "public": experiment.data.public}
     for key, name in named.items():
         if name == GIVEN:
             raise SettingError(f"node_data = {folder} cannot hold your own {key}, given in Python: leave it out")
-    starts = {cohort: to_arrays(own.start) for cohort, own in task.cohort_models.items()}
+    starts = {cohort: own.start for cohort, own in task.cohort_models.items()}
     population = Population(task.data.clients, task.fleet, task.cohorts, task.label_counts)
-    return partial(_rebuild, folder, experiment, population, to_arrays(task.start), starts, task.fingerprint())
 
+    def rebuild() -> Task:  # Ray sends it with the variables that it uses, which do not include the task
+        found = build_task(experiment, search_roots(Path(folder)), Given(), population=population)
+        for name, digest in found.fingerprint().items():
+            if digest != fingerprint[name]:
+                raise DataError(f"the {name} data in node_data = {folder} are not the driver's: checksums differ")
+        own = {cohort: replace(one, start=starts[cohort]) for cohort, one in found.cohort_models.items()}
+        return replace(found, start=start, cohort_models=own)
 
-def _rebuild(
-    folder: str,
-    experiment: Experiment,
-    population: Population,
-    start: Arrays,
-    starts: Mapping[int, Arrays],  # of cohorts with a model of their own
-    fingerprint: Mapping[str, str],
-) -> Task:
-    task = build_task(experiment, search_roots(Path(folder)), Given(), population=population)
-    found = task.fingerprint()
-    for name, digest in fingerprint.items():
-        if found[name] != digest:
-            raise DataError(f"the {name} data in node_data = {folder} are not the driver's: checksums differ")
-    own = {cohort: replace(one, start=from_arrays(starts[cohort])) for cohort, one in task.cohort_models.items()}
-    return replace(task, start=from_arrays(start), cohort_models=own)
+    return rebuild
