@@ -25,7 +25,7 @@ from cpfl.engines.ray import ClusterConfig, cluster
 from cpfl.engines.ray._ray_internals import SHOW_GPUS
 from cpfl.errors import ClusterError
 from cpfl.settings import Experiment
-from cpfl.sweep.progress import POLL_SECONDS, End, SweepCallback, Work, run_or_resume
+from cpfl.sweep.runner import POLL_SECONDS, End, SweepCallback, Work, run_or_resume
 
 MAX_RETRIES = 3  # by Ray, of a run whose node or process died
 MAX_TIME = 0.95  # of the time with one slot each: several processes for a run have a cost of their own
@@ -135,11 +135,11 @@ def allocate(runs: Runs, total: int) -> dict[Any, int]:
         return {name: max(1, min(runs[name].cohorts, total, max(size, shares[name]))) for name in names}
 
     plain = at_least(1, runs)
-    splittable = sorted((name for name in runs if runs[name].cohorts > 1), key=lambda name: -costs[name])
+    divisible = sorted((name for name in runs if runs[name].cohorts > 1), key=lambda name: -costs[name])
     candidates = [plain]
     for size in (2**power for power in range(1, total.bit_length())):
-        counts = {len(runs) % total, len(splittable), *(total // size * wave for wave in range(1, MAX_WAVES + 1))}
-        candidates += [plain | at_least(size, splittable[:count]) for count in sorted(counts) if 0 < count <= len(splittable)]
+        counts = {len(runs) % total, len(divisible), *(total // size * wave for wave in range(1, MAX_WAVES + 1))}
+        candidates += [plain | at_least(size, divisible[:count]) for count in sorted(counts)]
     best = min(candidates, key=lambda slots: duration(runs, slots, total))
     return best if duration(runs, best, total) < MAX_TIME * duration(runs, plain, total) else plain
 

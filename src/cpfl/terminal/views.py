@@ -15,8 +15,7 @@ from cpfl.distillation.student import EpochRecord
 from cpfl.errors import CpflError
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.settings import Experiment
-from cpfl.sweep.grid import SweepGrid
-from cpfl.sweep.progress import RunProgress, SweepCallback
+from cpfl.sweep import RunProgress, SweepCallback, SweepGrid
 from cpfl.terminal.progress import LEVELS, PLAIN_LEVELS, Cohort, ProgressEstimate, duration, time_left
 
 REFRESH = 2  # times a second

@@ -99,11 +99,7 @@ class RayEngine(Engine):
                     pass
                 lost.setdefault(owners[k], []).append(pieces[k])
                 deaths[k] += 1
-            if max(deaths.values(), default=0) >= MAX_DEATHS:
-                raise ClusterError(
-                    f"{MAX_DEATHS} workers died one after the other with the same part of the targets, for want of "
-                    "memory perhaps: resume the run with fewer workers"
-                )
+                _check_deaths(deaths[k], "the same part of the targets")
         self.report([worker.status(0.0, 0.0) for worker in self.pool.ready])
         return [answers[k] for k in range(len(pieces))]
 
@@ -206,11 +202,7 @@ class CohortScheduler:
         repeated = {cohort: self._active[cohort].round + 1 for cohort in sorted(worker.cohorts)}
         for cohort, number in repeated.items():
             self._deaths[cohort] += 1
-            if self._deaths[cohort] >= MAX_DEATHS:
-                raise ClusterError(
-                    f"{MAX_DEATHS} workers died one after the other with cohort {cohort}, which came no further than "
-                    f"round {number - 1}, for want of memory perhaps: resume the run with fewer workers"
-                )
+            _check_deaths(self._deaths[cohort], f"cohort {cohort}, which came no further than round {number - 1}")
         self._unassigned.update(repeated)
         phrase = ", ".join(f"round {number} of cohort {cohort}" for cohort, number in repeated.items())
         log = [{"cohort": cohort, "round": number} for cohort, number in repeated.items()]
@@ -237,6 +229,12 @@ class CohortScheduler:
             self._reported = now
             active = bool(self._active)  # at the end, no worker trains any more
             self._engine.report([w.status(active * w.busy, active * w.throughput()) for w in self._pool.ready])
+
+
+def _check_deaths(count: int, work: str) -> None:
+    if count >= MAX_DEATHS:
+        died = f"{MAX_DEATHS} workers died one after the other with {work}, for want of memory perhaps"
+        raise ClusterError(f"{died}: resume the run with fewer workers")
 
 
 def pack(costs: Mapping[int, float], loads: Sequence[float]) -> list[list[int]]:

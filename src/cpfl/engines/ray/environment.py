@@ -13,7 +13,11 @@ Environment = dict[str, Any]
 
 def inspect(path: str = "") -> Environment:
     """Versions of packages, a checksum of cpfl's sources, and whether a path exists on this node."""
-    found: Environment = {"path_exists": not path or os.path.exists(path), "code": _code_checksum()}
+    spec, digest = importlib.util.find_spec("cpfl"), hashlib.sha256()
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        for file in sorted(Path(root).rglob("*.py")):  # two checkouts of one version may differ
+            digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    found: Environment = {"path_exists": not path or os.path.exists(path), "code": digest.hexdigest()[:16]}
     for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
@@ -31,13 +35,3 @@ def difference(node: Environment, driver: Environment) -> str:
     if node["code"] != driver["code"]:
         return f"has cpfl {node['cpfl']} with other code than this driver's: {remedy}"
     return ""
-
-
-def _code_checksum() -> str:
-    """Two checkouts of one version may differ."""
-    spec = importlib.util.find_spec("cpfl")
-    digest = hashlib.sha256()
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        for path in sorted(Path(root).rglob("*.py")):
-            digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]

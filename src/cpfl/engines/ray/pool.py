@@ -35,8 +35,6 @@ class WorkerHandle:
 
     name: str
     actor: Any
-    placement: Any  # reference to the answer that Ray has placed it
-    loading: Any  # reference to the answer that it has loaded the task
     starts: int = 1  # of workers in this position that failed to start, this one included
     placed: bool = False  # it has a slot and loads the task, which takes long if much is compiled
     why_dead: str = ""  # also the error of a GPU for which it is killed
@@ -73,7 +71,7 @@ class WorkerPool:
         self._cluster, self._task, self._environment = cluster, task, environment.inspect()
         self.workers: list[WorkerHandle] = []
         self._numbers = itertools.count()
-        self._pending: dict[Any, WorkerHandle] = {}  # by reference to an answer: placement, loading or messages
+        self._pending: dict[Any, tuple[WorkerHandle, str]] = {}  # worker and call, by reference to the answer
         self._last_placed = time.monotonic()  # when some worker last had a slot
 
     def start(self) -> None:
@@ -94,10 +92,10 @@ class WorkerPool:
         """One more worker, as soon as the cluster has a slot for it."""
         options = {"num_cpus": 1.0, "num_gpus": self._cluster.gpus, "max_concurrency": ACTOR_THREADS}
         actor = ray.remote(Worker).options(**options).remote(self._cluster.device, self._cluster.gpus)
-        placement, loading = actor.ping.remote(), actor.load.remote([self._task], self._environment)
-        worker = WorkerHandle(f"worker {next(self._numbers)}", actor, placement, loading, starts)
+        worker = WorkerHandle(f"worker {next(self._numbers)}", actor, starts)
         self.workers.append(worker)
-        self._pending |= {placement: worker, loading: worker}
+        self._pending[actor.ping.remote()] = worker, "ping"
+        self._pending[actor.load.remote([self._task], self._environment)] = worker, "load"
 
     def replace(self, dead: WorkerHandle) -> str:
         """Start another worker in its position; after too many failed starts, the sentence that says so instead."""
@@ -134,7 +132,7 @@ class WorkerPool:
         references = list(self._pending)
         ray.wait(references, num_returns=1, timeout=seconds)
         for reference in ray.wait(references, num_returns=len(references), timeout=0)[0]:
-            worker = self._pending.pop(reference)
+            worker, call = self._pending.pop(reference)
             if worker not in self.workers:  # found dead by another of its answers
                 continue
             try:
@@ -152,14 +150,14 @@ class WorkerPool:
                 why = one_line(error)
             else:
                 worker.placed = True
-                if reference == worker.placement:
+                if call == "ping":
                     continue
-                if reference == worker.loading:
+                if call == "load":
                     worker.facts = answer
                 else:
                     messages, worker.busy = answer
                     received += [(worker, message) for message in messages]
-                self._pending[worker.actor.messages.remote(POLL_SECONDS)] = worker
+                self._pending[worker.actor.messages.remote(POLL_SECONDS)] = worker, "messages"
                 continue
             self.workers.remove(worker)
             ray.kill(worker.actor)  # it may only be unreachable: no round may be trained twice
