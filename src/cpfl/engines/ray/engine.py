@@ -121,8 +121,7 @@ class RayEngine(Engine):
         self.on_event("worker died", worker=worker.name, node=node, pid=pid, why=worker.why_dead, run_again=repeated)
         died = f"{worker.name} died; run again elsewhere: {phrase if repeated else 'nothing'}"
         self._notify(died if worker.ready else f"{worker.name} could not start: {worker.why_dead}")
-        given_up = self.pool.replace(worker)
-        if given_up:
+        if given_up := self.pool.replace(worker):
             self.on_event("worker given up", worker=worker.name, why=given_up)
             self._notify(given_up)
 
@@ -215,12 +214,10 @@ class CohortScheduler:
         free = sum(not worker.cohorts for worker in ready) - releases - len(self._unassigned)
         for _ in range(free):
             costs = [{c: self._cost(c) for c in worker.cohorts if not worker.releasing} for worker in ready]
-            found = cohorts_to_steal(costs)
-            if found is None:
-                return
-            worker, cohorts = ready[found[0]], found[1]
-            worker.releasing.update(cohorts)
-            worker.actor.release.remote(cohorts)
+            if found := cohorts_to_steal(costs):
+                worker, cohorts = ready[found[0]], found[1]
+                worker.releasing.update(cohorts)
+                worker.actor.release.remote(cohorts)
 
     def _report(self, seconds: float) -> None:
         """The status of all workers, if the last report is older than this."""

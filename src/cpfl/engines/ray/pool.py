@@ -81,8 +81,7 @@ class WorkerPool:
         deadline = time.monotonic() + PLACEMENT_SECONDS
         while any(not w.ready and (w.placed or time.monotonic() < deadline) for w in self.workers):
             self.receive(POLL_SECONDS, starting=True)
-        late = sum(not worker.placed for worker in self.workers)
-        if late:
+        if late := sum(not worker.placed for worker in self.workers):
             raise ClusterError(
                 f"{late} of {len(self.workers)} workers found no free slot on the Ray cluster in "
                 f"{PLACEMENT_SECONDS:.0f} s, which others may use: wait, or ask for fewer workers"

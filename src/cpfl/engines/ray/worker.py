@@ -65,15 +65,15 @@ class Worker:
         node, on_gpu = os.uname().nodename, self._device.type == "cuda"
         if other := environment.difference(environment.inspect(), driver):
             raise ClusterError(f"node {node} of the Ray cluster {other}")
-        if on_gpu and not torch.cuda.is_available():
+        if not on_gpu:
+            keep_memory()
+        elif not torch.cuda.is_available():
             raise ClusterError(
                 f"node {node} of the Ray cluster has GPUs that torch {torch.__version__} cannot use there: install a "
                 "torch for them on all nodes, or set device = cpu"
             )
-        if on_gpu:
-            limit_to_share(self._gpu_share)
         else:
-            keep_memory()
+            limit_to_share(self._gpu_share)
         packed = ray.get(tasks[0])
         self._task = packed if isinstance(packed, Task) else packed()
         kind, notes = "lanes" if on_gpu else "workers", list[str]()
