@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cpfl.deploy.local_run import imported_modules, new_app
+from cpfl.deploy.local_fleet import imported_modules, new_app
 
 
 def test_what_the_template_imports(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def new(path: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder f
     Example: cpfl deploy new fleet
     """
     _needs_flower()
-    from cpfl.deploy.local_run import new_app
+    from cpfl.deploy.local_fleet import new_app
 
     made = new_app(path)
     say(f"{made}/app.py is the app; try it with: cpfl deploy local {made}")
@@ -43,7 +43,7 @@ def local(
     _needs_flower()
     from cpfl import api
     from cpfl.cli.runs import show
-    from cpfl.deploy.local_run import run_locally
+    from cpfl.deploy.local_fleet import run_locally
     from cpfl.runs.folder import RunFolder
     from cpfl.settings import experiment_file
 

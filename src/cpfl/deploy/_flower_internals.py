@@ -1,13 +1,12 @@
-"""Everything that relies on parts of Flower that are not its public API. Checked against flwr 1.41.0.
+"""Everything that relies on parts of Flower that are not its public API: those of the one version that we require.
 
 The stock SuperNode polls for work every three seconds. The patched one polls four times a second for a minute after
-each message, because the next message is then near. Under another version of flwr the stock node runs unchanged.
+each message, because the next message is then near.
 """
 
 import os
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-VERSION = "1.41.0"
 POLL_VARIABLE = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 QUIET = {  # no telemetry, no installations
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -58,16 +56,10 @@ def supernode() -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    if is_checked_version():
-        os.environ.setdefault(POLL_VARIABLE, str(POLL_SECONDS))
-        start_client_internal.time = _fast_polling()  # type: ignore[attr-defined]
+    os.environ.setdefault(POLL_VARIABLE, str(POLL_SECONDS))
+    start_client_internal.time = _fast_polling()  # type: ignore[attr-defined]
     sys.argv[0] = "flower-supernode"
     flower_supernode()
-
-
-def is_checked_version() -> bool:
-    """Whether the installed flwr is the version that this module was checked against."""
-    return metadata.version("flwr") == VERSION
 
 
 def register(address: str, ca: Path, public_key: Path) -> None:

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpfl.deploy._flower_internals import PROGRAMS, QUIET, is_checked_version, supernode
+from cpfl.deploy._flower_internals import PROGRAMS, QUIET, supernode
 
 IMPORTS = (*(entry.partition(":")[0] for entry in PROGRAMS.values()), "cpfl.deploy", "torch._dynamo")
 SHIM = """#!{python} -IS
@@ -43,22 +43,22 @@ def run_supernode() -> None:
     """`flower-supernode` with the same options, faster polling and a prefork server; it contacts its SuperLink only."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    if is_checked_version():
-        folder = Path(tempfile.mkdtemp(prefix="cpfl-prefork-"))  # for this user only; short, because it holds a socket
-        server, parent = _listen(folder), os.getpid()
-        if os.fork() == 0:  # the prefork server, which ends with this process
-            try:
-                _serve(server, parent, [])
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-                os._exit(0)
-        server.close()
-        os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+    folder = Path(tempfile.mkdtemp(prefix="cpfl-prefork-"))  # for this user only; short, because it holds a socket
+    parent = os.getpid()
+    if os.fork() == 0:  # the prefork server, which ends with this process
+        try:
+            _serve(folder, parent, [])
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(0)
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
     supernode()
 
 
-def _listen(folder: Path) -> socket.socket:
-    """The server's socket, and the shims that connect to it."""
+def _serve(folder: Path, parent: int, modules: Sequence[str]) -> None:
+    """Fork for every request while the parent lives; the folder holds the socket and the shims that connect to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends after its parent
     server, path = socket.socket(socket.AF_UNIX), str(folder / "socket")
     server.bind(path)
     server.listen(64)
@@ -67,13 +67,6 @@ def _listen(folder: Path) -> socket.socket:
         shim = folder / name
         shim.write_text(SHIM.format(python=sys.executable, path=path, real=real, name=name))
         shim.chmod(0o700)
-    return server
-
-
-def _serve(server: socket.socket, parent: int, modules: Sequence[str]) -> None:
-    """Fork for every request while the parent lives."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends after its parent
     for module in (*IMPORTS, *modules):
         with contextlib.suppress(Exception):  # the program that needs it raises the same error
             importlib.import_module(module)
@@ -134,4 +127,4 @@ def _watch(link: socket.socket) -> None:
 
 
 if __name__ == "__main__":  # a server for several nodes: its folder, and more modules to import
-    _serve(_listen(Path(sys.argv[1])), os.getppid(), sys.argv[2:])
+    _serve(Path(sys.argv[1]), os.getppid(), sys.argv[2:])
