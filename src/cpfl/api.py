@@ -121,7 +121,7 @@ def run(
         folder = RunFolder.create(path, chosen, describe(task, data))
         undo.pop_all()
     make_engine = partial(create_engine, engine, task, on_device, callback.on_message, workers, cluster)
-    return _execute(task, folder, make_engine, on_device, callback, track, "started")
+    return execute(task, folder, make_engine, on_device, callback, track, "started")
 
 
 def resume(
@@ -152,7 +152,7 @@ def resume(
     callback = callback or Callback()
     task = reload_task(folder, data, model, given_arrays(train, test, public), callback.on_message)
     make_engine = partial(create_engine, engine, task, on_device, callback.on_message, workers, cluster)
-    return _execute(task, folder, make_engine, on_device, callback, track, "resumed")
+    return execute(task, folder, make_engine, on_device, callback, track, "resumed")
 
 
 def distill(
@@ -218,7 +218,7 @@ def _hardware(
     return cluster, torch_device(cluster.device, engine)
 
 
-def _execute(
+def execute(
     task: Task,
     folder: RunFolder,
     make_engine: Callable[[], Engine],

@@ -41,20 +41,17 @@ def client_app(model: UserModel, data: LocalData, mods: list[Mod] | None = None)
     """A node that trains `model` on what `data(context)` returns: (inputs, labels), which never leave it."""
     app = ClientApp(mods=mods)
 
-    def register(kind: str, step: Callable[..., dict[str, Any]]) -> None:
-        @app.query(kind)
+    def register(step: Callable[..., dict[str, Any]]) -> None:
+        @app.query(step.__name__)
         def answer(message: Message, context: Context) -> Message:
-            member = MaskedSumClient() if kind == "enrol" else _stored_member(context)
+            member = MaskedSumClient() if step is enrol else _stored_member(context)
             request = message.content.config_records[REPORT]
             report = step(member, request, context, lambda: _samples(data(context)))
             context.state[MEMBER] = ConfigRecord({"member": member.dump()})
             return Message(messages.answer(report), reply_to=message)
 
-    register("enrol", enrol)
-    register("shares", shares)
-    register("masked", masked)
-    register("reveal", reveal)
-    register("counts", counts)
+    for step in (enrol, shares, masked, reveal, counts):
+        register(step)
 
     @app.train()
     def answer(message: Message, context: Context) -> Message:
@@ -130,10 +127,10 @@ def _task(config: ConfigRecord, model: UserModel, samples: Samples) -> Task:
     build, (transform, _) = user_model_factory(model), transforms(experiment)
     clients, augmented = _clients(experiment, client, samples, classes), experiment.data.augment != "none"
     data = FederatedData(samples, samples, samples, classes, clients, transform, transform, augmented)
-    start = models.fresh(build, experiment.seed, "init", transform.dtype)
-    models.check(start, transform(torch.as_tensor(samples.x[:2])), classes)
+    x = transform(torch.as_tensor(samples.x[:2]))
+    start, size = models.initial(build, experiment.model, experiment.seed, x, classes)
     fleet, no_counts = Fleet(np.zeros(0), np.zeros(0)), np.zeros((0, classes), np.int64)
-    return Task(experiment, data, build, build, fleet, [], models.state_of(start), 0, no_counts)
+    return Task(experiment, data, build, build, fleet, [], start, size, no_counts)
 
 
 def _clients(experiment: Experiment, client: int, samples: Samples, classes: int) -> Clients:

@@ -44,7 +44,10 @@ class RunSettings(Section):
 
 
 def read(experiment: str | Path | Experiment, config: Mapping[str, Any]) -> tuple[Experiment, RunSettings]:
-    """The experiment and the run's settings from an app's run config; all other keys are the experiment's."""
+    """The experiment and the run's settings from an app's run config; all other keys are the experiment's.
+
+    Settings that only a simulation can follow are refused.
+    """
     try:
         run = RunSettings.model_validate(dict(config))
     except ValidationError as error:
@@ -55,16 +58,10 @@ def read(experiment: str | Path | Experiment, config: Mapping[str, Any]) -> tupl
     changes |= experiment_file.parse_assignments(run.set.split())
     given = dict.fromkeys(("model.name", "data.train", "data.public"), GIVEN)
     whole = experiment_file.with_settings(chosen, changes | given)
-    check(whole)
-    return whole, run
-
-
-def check(experiment: Experiment) -> None:
-    """Refuse settings that only a simulation can follow."""
-    federation = experiment.federation
+    federation = whole.federation
     optimizers.check(federation)
     for key, allowed in ALLOWED.items():
-        value = attrgetter(key)(experiment)
+        value = attrgetter(key)(whole)
         if value not in allowed:
             raise SettingError(f"{key} = {value!r} is for simulations; allowed here: {', '.join(map(str, allowed))}")
     if optimizers.client_optimizer(federation).has_client_state:
@@ -72,5 +69,6 @@ def check(experiment: Experiment) -> None:
             f"federation.client = {federation.client!r} is for simulations: nodes remember nothing between rounds; "
             "allowed here: sgd, adam, adamw, fedprox"
         )
-    if experiment.model.by_cohort:
+    if whole.model.by_cohort:
         raise SettingError("model.by_cohort is for simulations: all nodes have the app's model")
+    return whole, run

@@ -1,9 +1,9 @@
 """The half of a Flower app that runs at the server: enrol clients, sum label counts, train cohorts, distill, save."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from cpfl import method, models
-from cpfl.api import RUNS, new_name
+from cpfl.api import RUNS, execute, new_name
 from cpfl.callbacks import Callback
 from cpfl.data.federated import FederatedData, transforms
 from cpfl.data.samples import Samples
@@ -29,9 +29,8 @@ from cpfl.errors import CpflError, DataError
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.privacy import label_counts
 from cpfl.runs import files
-from cpfl.runs.folder import RunFolder, load_state
-from cpfl.runs.recorder import RunRecorder
-from cpfl.runs.reload import check_snapshots, describe, save_initial_models
+from cpfl.runs.folder import RunFolder
+from cpfl.runs.reload import check_snapshots, describe, restored
 from cpfl.settings import Experiment, Model
 from cpfl.task.assignment import assign_cohorts
 from cpfl.task.loading import given_arrays
@@ -84,34 +83,17 @@ def serve(
     registry = ClientRegistry(chosen, MessageLoop(grid), log.info)
     registry.loop.run([registry.wait_for_clients(run.wait_seconds, run.begin_with or chosen.cohorts)])
     if folder:
-        task = _restored(task, folder)
+        task = replace(restored(task, folder), cohorts=folder.about()["cohorts"])
     else:
         task = replace(task, label_counts=SecureCounts(task, registry, run.round_seconds).collect())
         about, enrolled = describe(task, None), sorted(registry.enrolled.items())
         about["samples"]["train"] = sum(one.training + one.validation for _, one in enrolled)
         about["fleet"] = {"nodes": {str(client): str(one.node) for client, one in enrolled}}
         folder = RunFolder.create(path, chosen, about)
-    engine = FlowerEngine(task, registry, run.round_seconds, run.tries, strategy)
-    with recording(folder, task, device, event) as recorder:
-        outcome = method.cpfl(task, engine, recorder, device)
-        recorder.save(outcome, engine=engine.name, device=device.type)
-        _write_sizes(folder, registry)
-    return folder.path
-
-
-@contextmanager
-def recording(folder: RunFolder, task: Task, device: torch.device, event: str) -> Iterator[RunRecorder]:
-    """A recorder for a run folder that this process holds alone, from its start to its summary."""
-    folder.lock()
-    try:
-        save_initial_models(folder, task)
-        folder.log(event, engine=FlowerEngine.name, device=str(device))
-        yield RunRecorder(folder, task.experiment, LogCallback())
-        folder.log("finished")
-    finally:
-        folder.unlock()
-    accuracy = (folder.summary() or {})["student_accuracy"]
-    log.info("the accuracy of the global model on the test set is %.2f %%: %s", accuracy, folder.path)
+    make_engine = partial(FlowerEngine, task, registry, run.round_seconds, run.tries, strategy)
+    execute(task, folder, make_engine, device, LogCallback(), (), event)
+    _write_sizes(folder, registry)
+    return log_result(folder)
 
 
 def server_task(experiment: Experiment, model: UserModel, test: Any, public: Any) -> Task:
@@ -159,6 +141,13 @@ class LogCallback(Callback):
         log.info(text)
 
 
+def log_result(folder: RunFolder) -> Path:
+    """Write the accuracy and the folder of a finished run to Flower's log; the folder's path."""
+    accuracy = (folder.summary() or {})["student_accuracy"]
+    log.info("the accuracy of the global model on the test set is %.2f %%: %s", accuracy, folder.path)
+    return folder.path
+
+
 def _unfinished(path: Path, experiment: Experiment) -> RunFolder | None:
     """The folder of an unfinished run of the same experiment; None: there is none, and the path is free."""
     folder = RunFolder.open(path) if (path / "run.json").is_file() else None
@@ -168,16 +157,6 @@ def _unfinished(path: Path, experiment: Experiment) -> RunFolder | None:
     if folder.experiment() != experiment:
         raise CpflError(f"{folder.path} was started with other settings: resume it with those, or choose another out")
     return folder
-
-
-def _restored(task: Task, folder: RunFolder) -> Task:
-    """The task with the initial model, the cohorts and the label counts that the run started with."""
-    about, start = folder.about(), task.start
-    if folder.model("start").is_file():
-        stored = load_state(folder.model("start"))
-        start = {name: stored[name] for name in start}
-    counts = label_counts.from_rows(about["label_counts"], task.data.classes)
-    return replace(task, start=start, cohorts=about["cohorts"], label_counts=counts)
 
 
 def _write_sizes(folder: RunFolder, registry: ClientRegistry) -> None:

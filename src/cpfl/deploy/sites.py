@@ -21,9 +21,10 @@ from flwr.serverapp import Grid, ServerApp
 from cpfl import method
 from cpfl.api import RUNS, new_name
 from cpfl.deploy import run_config
-from cpfl.deploy.server import ServerData, log, recording, server_task
+from cpfl.deploy.server import LogCallback, ServerData, log, log_result, server_task
 from cpfl.engines.create import torch_device
 from cpfl.engines.flower import messages
+from cpfl.engines.flower.engine import FlowerEngine
 from cpfl.engines.flower.message_loop import Call, Conversation, MessageLoop, pause
 from cpfl.engines.flower.messages import ARRAYS, REPORT, Refused
 from cpfl.errors import CpflError
@@ -31,6 +32,7 @@ from cpfl.models import State
 from cpfl.privacy import label_counts
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state
+from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import describe, save_initial_models
 from cpfl.settings import Experiment, experiment_file
 from cpfl.task.task import Task, UserModel
@@ -58,27 +60,24 @@ def site_app() -> ClientApp:
 
     @app.query("teacher")
     def teacher(message: Message, context: Context) -> Message:
-        folder, cohort = RunFolder(Path(str(context.node_config["run"]))), int(context.node_config["cohort"])
-        return Message(_teacher(folder, cohort), reply_to=message)
+        """The content of the run folder; before the cohort has stopped, only its number of rounds."""
+        folder = RunFolder(Path(str(context.node_config["run"])))
+        lines = records.read(folder.rounds(0))
+        if not (lines and lines[-1]["stop"] and folder.teacher(0).is_file()):
+            return Message(messages.answer({"rounds": len(lines)}), reply_to=message)
+        about = folder.about()
+        if len(about["cohorts"]) != 1:
+            raise CpflError(f"{folder.path} has {len(about['cohorts'])} cohorts: a site runs one")
+        report = {
+            "cohort": int(context.node_config["cohort"]),
+            "records": json.dumps(lines),
+            "label counts": about["label_counts"][0] or [],
+            "clients": len(about["cohorts"][0]),
+        }
+        model = messages.packed(load_state(folder.teacher(0)))
+        return Message(RecordDict({ARRAYS: model, **messages.answer(report)}), reply_to=message)
 
     return app
-
-
-def _teacher(folder: RunFolder, cohort: int) -> RecordDict:
-    """The content of a site's run folder; before the cohort has stopped, only its number of rounds."""
-    lines = records.read(folder.rounds(0))
-    if not (lines and lines[-1]["stop"] and folder.teacher(0).is_file()):
-        return messages.answer({"rounds": len(lines)})
-    about = folder.about()
-    if len(about["cohorts"]) != 1:
-        raise CpflError(f"{folder.path} has {len(about['cohorts'])} cohorts: a site runs one")
-    report = {
-        "cohort": cohort,
-        "records": json.dumps(lines),
-        "label counts": about["label_counts"][0] or [],
-        "clients": len(about["cohorts"][0]),
-    }
-    return RecordDict({ARRAYS: messages.packed(load_state(folder.teacher(0))), **messages.answer(report)})
 
 
 def collector_app(
@@ -113,15 +112,18 @@ def collect(
     counts = label_counts.from_rows([site.label_counts for site in sites], task.data.classes)
     task = replace(task, cohorts=cohorts, label_counts=counts, start=like.start)
     folder = _write_folder(path, task, sites)
-    with recording(folder, task, device, "started") as recorder:
-        training, settings = time.perf_counter() - began, task.experiment.distillation
-        teachers = recorder.teachers(settings)
-        outcome = method.distill(task, teachers, settings, device, recorder.on_epoch)
-        rate = teachers.costs["samples"] / max(teachers.hours * 3600, training, 1e-9)
-        seconds = round(time.perf_counter() - began, 3)
-        more = {"wall_seconds": seconds, "samples_per_second": round(rate, 1), "device": device.type}
-        recorder.save(outcome, engine="flower", **more)
-    return folder.path
+    folder.log("started", engine=FlowerEngine.name, device=str(device))
+    training, settings = time.perf_counter() - began, task.experiment.distillation
+    recorder = RunRecorder(folder, task.experiment, LogCallback())
+    teachers = recorder.teachers(settings)
+    outcome = method.distill(task, teachers, settings, device, recorder.on_epoch)
+    rate = teachers.costs["samples"] / max(teachers.hours * 3600, training, 1e-9)
+    seconds = round(time.perf_counter() - began, 3)
+    more = {"wall_seconds": seconds, "samples_per_second": round(rate, 1), "device": device.type}
+    recorder.save(outcome, engine=FlowerEngine.name, **more)
+    folder.log("finished")
+    folder.unlock()
+    return log_result(folder)
 
 
 def _collect_sites(loop: MessageLoop, like: Task, needed: int, seconds: float) -> Conversation:

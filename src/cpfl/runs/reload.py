@@ -69,18 +69,23 @@ def reload_task(
     if student is not None:
         experiment = experiment_file.with_settings(experiment, {"distillation.student": student})
     task = load_task(experiment, data or about["data_folder"], model, given, notify, about["cohorts"])
-    own = {
-        cohort: replace(one, start=_stored(folder, folder.own_start(cohort), one.start))
-        for cohort, one in task.cohort_models.items()
-    }
-    task = replace(task, start=_stored(folder, folder.model("start"), task.start), cohort_models=own)
-    if about["label_counts"]:  # what the clients reported then, which they do once
-        task = replace(task, label_counts=label_counts.from_rows(about["label_counts"], task.data.classes))
+    task = restored(task, folder)
     found = task.fingerprint()
     for name, digest in about["fingerprint"].items():
         if digest != found[name] and not (other_public and name == "public"):
             raise RunFolderError(f"the {name} data are not those that {folder.path} started with: checksums differ")
     return task
+
+
+def restored(task: Task, folder: RunFolder) -> Task:
+    """The task with the initial models that a run started with, and the label counts that its clients reported."""
+    own = {
+        cohort: replace(one, start=_stored(folder, folder.own_start(cohort), one.start))
+        for cohort, one in task.cohort_models.items()
+    }
+    task, rows = replace(task, cohort_models=own), folder.about()["label_counts"]
+    counts = label_counts.from_rows(rows, task.data.classes) if rows else task.label_counts
+    return replace(task, start=_stored(folder, folder.model("start"), task.start), label_counts=counts)
 
 
 def _stored(folder: RunFolder, path: Path, start: State) -> State:

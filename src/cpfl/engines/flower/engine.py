@@ -32,7 +32,7 @@ RETRY_SECONDS = 3.0  # before a round without answers is repeated
 class FlowerEngine(Engine):
     """Trains on real nodes and measures real time."""
 
-    name = "flower"
+    name, device = "flower", ""  # nodes have devices of their own
 
     def __init__(
         self,
