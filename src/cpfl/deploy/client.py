@@ -25,7 +25,7 @@ from cpfl.engines.flower.messages import ARRAYS, CONFIG, EXAMPLES, METRICS, PACK
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import DataError, PrivacyError
 from cpfl.federation.session import RoundRequest
-from cpfl.privacy.label_counts import client_noise
+from cpfl.privacy.label_counts import HIDDEN, client_noise
 from cpfl.privacy.masked_sum import MaskedSumClient
 from cpfl.settings import Experiment
 from cpfl.task.task import Task, UserModel, user_model_factory
@@ -44,7 +44,10 @@ def client_app(model: UserModel, data: LocalData, mods: list[Mod] | None = None)
     def register(step: Callable[..., dict[str, Any]]) -> None:
         @app.query(step.__name__)
         def answer(message: Message, context: Context) -> Message:
-            member = MaskedSumClient() if step is enrol else _stored_member(context)
+            if step is not enrol and MEMBER not in context.state:
+                raise PrivacyError("this node has no part in a running sum")
+            stored: Any = context.state.get(MEMBER)
+            member = MaskedSumClient() if step is enrol else MaskedSumClient.load(bytes(stored["member"]))
             request = message.content.config_records[REPORT]
             report = step(member, request, context, lambda: _samples(data(context)))
             context.state[MEMBER] = ConfigRecord({"member": member.dump()})
@@ -101,10 +104,12 @@ def counts(_: object, request: Any, context: Context, samples: Callable[[], Samp
 def train(content: RecordDict, context: Context, model: UserModel, data: LocalData) -> RecordDict:
     """Evaluate the cohort's model, train from it, or both."""
     config: Any = content.config_records[CONFIG]
-    cohort, client, training, evaluation = (int(config[f"cpfl.{k}"]) for k in ("cohort", "client", "train", "evaluate"))
-    received = content.array_records[ARRAYS]
-    device = torch.device(str(context.node_config.get("device", "cpu")))
-    engine = ReferenceEngine(_task(config, model, _samples(data(context))), device)
+    experiment, classes, client = messages.read_context(config)
+    cohort, training, evaluation = (int(config[f"cpfl.{key}"]) for key in ("cohort", "train", "evaluate"))
+    received, samples = content.array_records[ARRAYS], _samples(data(context))
+    clients = _clients(experiment, client, samples, classes)
+    task = known_task(experiment, model, samples, samples, samples, classes, clients)
+    engine = ReferenceEngine(task, torch.device(str(context.node_config.get("device", "cpu"))))
     start, report = messages.state(received), dict[str, Any]()
     if evaluation:
         value = engine.evaluate(client, RoundRequest(cohort, evaluation, [client], start))
@@ -121,16 +126,18 @@ def train(content: RecordDict, context: Context, model: UserModel, data: LocalDa
     return RecordDict({ARRAYS: reply, METRICS: metrics, **messages.answer(report)})
 
 
-def _task(config: ConfigRecord, model: UserModel, samples: Samples) -> Task:
-    """A task in which this node's client holds all samples."""
-    experiment, classes, client = messages.read_context(config)
-    build, (transform, _) = user_model_factory(model), transforms(experiment)
-    clients, augmented = _clients(experiment, client, samples, classes), experiment.data.augment != "none"
-    data = FederatedData(samples, samples, samples, classes, clients, transform, transform, augmented)
-    x = transform(torch.as_tensor(samples.x[:2]))
+def known_task(
+    experiment: Experiment, model: UserModel, train: Samples, test: Samples, public: Samples, classes: int, own: Clients
+) -> Task:
+    """A task as one machine knows it: its own samples, no cohorts, no label counts and no speeds."""
+    build, (transform, public_transform) = user_model_factory(model), transforms(experiment)
+    augmented = experiment.data.augment != "none"
+    data = FederatedData(train, test, public, classes, own, transform, public_transform, augmented)
+    x = transform(torch.as_tensor(test.x[:2]))
     start, size = models.initial(build, experiment.model, experiment.seed, x, classes)
-    fleet, no_counts = Fleet(np.zeros(0), np.zeros(0)), np.zeros((0, classes), np.int64)
-    return Task(experiment, data, build, build, fleet, [], start, size, no_counts)
+    fleet = Fleet(np.ones(experiment.clients), np.ones(experiment.clients))  # not used: real rounds are measured
+    hidden = np.full((experiment.cohorts, classes), HIDDEN)
+    return Task(experiment, data, build, build, fleet, [], start, size, hidden)
 
 
 def _clients(experiment: Experiment, client: int, samples: Samples, classes: int) -> Clients:
@@ -161,9 +168,3 @@ def _samples(given: Any) -> Samples:
 
 def _min_clients(context: Context) -> int:
     return int(context.node_config.get("min_clients", MIN_CLIENTS))
-
-
-def _stored_member(context: Context) -> MaskedSumClient:
-    if MEMBER not in context.state:
-        raise PrivacyError("this node has no part in a running sum")
-    return MaskedSumClient.load(bytes(context.state[MEMBER]["member"]))  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ from cryptography.x509.oid import NameOID
 from cpfl.deploy import _flower_internals as internals
 from cpfl.errors import CpflError
 from cpfl.runs import files
+from cpfl.task.loading import Notify
 
 HOST = "127.0.0.1"
 CERTIFICATE_DAYS = 30
@@ -68,10 +69,9 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
 
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens."""
-        folder = self.folder / "certificates"
         words: list[object] = ["flower-superlink", "--host", HOST, "--port", self.port, "--enable-supernode-auth"]
-        words += ["--ssl-ca-certfile", self.ca, "--ssl-certfile", folder / CERTIFICATE]
-        words += ["--ssl-keyfile", folder / KEY, "--disable-runtime-dependency-installation"]
+        words += ["--ssl-ca-certfile", self.ca, "--ssl-certfile", self.ca.with_name(CERTIFICATE)]
+        words += ["--ssl-keyfile", self.ca.with_name(KEY), "--disable-runtime-dependency-installation"]
         self._start("superlink", [*words, *self.superlink_options])
         self._wait_until("superlink", lambda: _listens(self.port))
 
@@ -176,13 +176,7 @@ def new_app(path: Path) -> Path:
 
 
 def run_locally(
-    app: Path | None,
-    nodes: int,
-    cohorts: int,
-    out: Path,
-    settings: str,
-    keep: Path | None,
-    notify: Callable[[str], None],
+    app: Path | None, nodes: int, cohorts: int, out: Path, settings: str, keep: Path | None, notify: Notify
 ) -> Path:
     """Run an app, or the template, on so many nodes with TLS and node keys; the run folder.
 
@@ -224,7 +218,7 @@ def imported_modules(app: Path) -> list[str]:
     return sorted(name for name in found if name.partition(".")[0] not in own)
 
 
-def _follow(fleet: LocalFleet, notify: Callable[[str], None]) -> None:
+def _follow(fleet: LocalFleet, notify: Notify) -> None:
     """Repeat the run's log until the run ends."""
     process = fleet.processes["run"]
     with fleet.log("run").open(errors="replace") as log:

@@ -92,7 +92,6 @@ def _run_program(link: socket.socket) -> None:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        link.settimeout(None)
         size, descriptors, _, _ = socket.recv_fds(link, 4, 3)
         request = link.recv(int.from_bytes(size), socket.MSG_WAITALL)
         name, words, folder, environment = json.loads(request)

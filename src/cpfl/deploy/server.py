@@ -8,35 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Strategy
 
 from cpfl import method, models
 from cpfl.api import RUNS, execute, new_name
 from cpfl.callbacks import Callback
-from cpfl.data.federated import FederatedData, transforms
 from cpfl.data.samples import Samples
 from cpfl.data.split import Clients
 from cpfl.deploy import run_config
-from cpfl.devices.fleet import Fleet
+from cpfl.deploy.client import known_task
 from cpfl.engines.create import torch_device
-from cpfl.engines.flower.engine import FlowerEngine
+from cpfl.engines.flower.engine import FlowerEngine, MakeStrategy
 from cpfl.engines.flower.enrolment import ClientRegistry, SecureCounts
 from cpfl.engines.flower.message_loop import MessageLoop
 from cpfl.errors import CpflError, DataError
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.privacy import label_counts
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots, describe, restored
 from cpfl.settings import Experiment, Model
 from cpfl.task.assignment import assign_cohorts
 from cpfl.task.loading import given_arrays
-from cpfl.task.task import Task, UserModel, user_model_factory
+from cpfl.task.task import Task, UserModel
 
 log = logging.getLogger("flwr")  # shown by `flwr run --stream`
+
+Source = str | Path | Experiment
+"""A preset's name, a file, or the experiment itself."""
 
 ServerData = Callable[[], Any]
 """A user's function: the test set as (inputs, labels), or the public set as inputs alone."""
@@ -46,8 +45,8 @@ def server_app(
     model: UserModel,
     test: ServerData,
     public: ServerData,
-    experiment: str | Path | Experiment = "digits",
-    strategy: Callable[[int], Strategy] | None = None,
+    experiment: Source = "digits",
+    strategy: MakeStrategy = None,
 ) -> ServerApp:
     """A server that runs CPFL on all connected nodes.
 
@@ -68,11 +67,11 @@ def serve(
     model: UserModel,
     test: Any,
     public: Any,
-    experiment: str | Path | Experiment,
-    strategy: Callable[[int], Strategy] | None = None,
+    source: Source,
+    strategy: MakeStrategy = None,
 ) -> Path:
     """One run from the first node to the global model; the run folder."""
-    chosen, run = run_config.read(experiment, context.run_config)
+    chosen, run = run_config.read(source, context.run_config)
     path = Path(run.out) if run.out else RUNS / new_name(chosen)
     folder = _unfinished(path, chosen)
     event = "resumed" if folder else "started"
@@ -105,20 +104,13 @@ def server_task(experiment: Experiment, model: UserModel, test: Any, public: Any
     shape, classes = given.test.shape, experiment.data.classes or int(given.test.y.max()) + 1
     if given.public.shape != shape:
         raise DataError(f"the public set's samples have shape {given.public.shape}, the test set's {shape}")
-    transform, public_transform = transforms(experiment)
     no_train = Samples(given.test.x[:0], given.test.y[:0])
     clients = Clients(np.zeros(0, np.int64), np.zeros(experiment.clients + 1, np.int64), np.zeros(0, np.bool_))
-    augmented = experiment.data.augment != "none"
-    data = FederatedData(no_train, given.test, given.public, classes, clients, transform, public_transform, augmented)
-    build = user_model_factory(model)
-    other = experiment.distillation.student
-    build_student = models.factory(Model(name=other), shape, classes, "distillation.student") if other else build
-    x = transform(torch.as_tensor(given.test.x[:2]))
-    state, size = models.initial(build, experiment.model, experiment.seed, x, classes)
-    fleet = Fleet(np.ones(experiment.clients), np.ones(experiment.clients))  # not used: real rounds are measured
-    cohorts = assign_cohorts(experiment, data, fleet, size)
-    hidden = np.full((experiment.cohorts, classes), label_counts.HIDDEN)
-    return Task(experiment, data, build, build_student, fleet, cohorts, state, size, hidden)
+    task = known_task(experiment, model, no_train, given.test, given.public, classes, clients)
+    if other := experiment.distillation.student:
+        build_student = models.factory(Model(name=other), shape, classes, "distillation.student")
+        task = replace(task, build_student=build_student)
+    return replace(task, cohorts=assign_cohorts(experiment, task.data, task.fleet, task.model_bytes))
 
 
 class LogCallback(Callback):

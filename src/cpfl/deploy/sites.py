@@ -21,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from cpfl import method
 from cpfl.api import RUNS, new_name
 from cpfl.deploy import run_config
-from cpfl.deploy.server import LogCallback, ServerData, log, log_result, server_task
+from cpfl.deploy.server import LogCallback, ServerData, Source, log, log_result, server_task
 from cpfl.engines.create import torch_device
 from cpfl.engines.flower import messages
 from cpfl.engines.flower.engine import FlowerEngine
@@ -34,7 +34,7 @@ from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import describe, save_initial_models
-from cpfl.settings import Experiment, experiment_file
+from cpfl.settings import experiment_file
 from cpfl.task.task import Task, UserModel
 
 TEACHER = "query.teacher"
@@ -80,9 +80,7 @@ def site_app() -> ClientApp:
     return app
 
 
-def collector_app(
-    model: UserModel, test: ServerData, public: ServerData, experiment: str | Path | Experiment
-) -> ServerApp:
+def collector_app(model: UserModel, test: ServerData, public: ServerData, experiment: Source) -> ServerApp:
     """The global server: waits for as many sites as the experiment has cohorts, then distills."""
     app = ServerApp()
 
@@ -93,11 +91,9 @@ def collector_app(
     return app
 
 
-def collect(
-    grid: Grid, context: Context, model: UserModel, test: Any, public: Any, experiment: str | Path | Experiment
-) -> Path:
+def collect(grid: Grid, context: Context, model: UserModel, test: Any, public: Any, source: Source) -> Path:
     """One global run from the first teacher to the global model; the run folder."""
-    chosen, run = run_config.read(experiment, context.run_config)
+    chosen, run = run_config.read(source, context.run_config)
     path = Path(run.out) if run.out else RUNS / new_name(chosen)
     RunFolder.check_free(path)
     device, began = torch_device(run.device), time.perf_counter()
@@ -130,7 +126,7 @@ def _collect_sites(loop: MessageLoop, like: Task, needed: int, seconds: float) -
     """Request teachers until `needed` sites have sent theirs; their results in the order of the cohorts."""
     found: dict[int, SiteResult] = {}  # by node
     last_useful = time.monotonic()
-    while len(found) < needed:
+    while True:
         waiting = sorted(loop.connected(refresh=True) - found.keys() - loop.busy)
         requests = dict.fromkeys(waiting, messages.answer({}))
         answers = (yield Call(TEACHER, requests, ANSWER_SECONDS)) if waiting else {}
@@ -144,14 +140,12 @@ def _collect_sites(loop: MessageLoop, like: Task, needed: int, seconds: float) -
             if site is not None and site.cohort not in [one.cohort for one in found.values()]:
                 found[node] = site
                 log.info("cohort %d: %d rounds by %d clients", site.cohort, len(site.records), site.clients)
-        if len(found) < needed:
-            if time.monotonic() - last_useful > seconds:
-                raise CpflError(
-                    f"{len(found)} of {needed} sites sent a teacher, "
-                    f"and for {seconds:.0f} s no site answered (wait-seconds)"
-                )
-            yield pause(PAUSE_SECONDS)
-    return sorted(found.values(), key=lambda site: site.cohort)
+        if len(found) >= needed:
+            return sorted(found.values(), key=lambda site: site.cohort)
+        if time.monotonic() - last_useful > seconds:
+            sent = f"{len(found)} of {needed} sites sent a teacher"
+            raise CpflError(f"{sent}, and for {seconds:.0f} s no site answered (wait-seconds)")
+        yield pause(PAUSE_SECONDS)
 
 
 def _site_result(like: Task, content: RecordDict) -> SiteResult | None:

@@ -2,31 +2,140 @@
 
 The message of round r + 1 brings the model of round r: the node evaluates it, then trains from it. So a round is one
 message each way, and its evaluation comes with the next. If the session then stops, the newer models are discarded.
+
+The algorithm inside a cohort is the experiment's own, or any Flower Strategy. A Strategy's own `start` has no room for
+a stopping rule: its methods are called here, while the session evaluates, stops and keeps records. Both kinds have:
+
+open     the train messages of a round; `available` are the cohort's reachable clients and their nodes
+close    the cohort's next model from checked answers in the order of the clients; None: there is none
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
 
-from flwr.app import ConfigRecord, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from cpfl import models
+from cpfl.engines.aggregation import RoundAggregator
 from cpfl.engines.base import Engine, OnRound
 from cpfl.engines.flower import messages
-from cpfl.engines.flower.algorithms import CohortAlgorithm, SessionAlgorithm, StrategyAlgorithm, Trained
 from cpfl.engines.flower.enrolment import ClientRegistry, EnrolledClient
 from cpfl.engines.flower.message_loop import Answer, Conversation, pause
 from cpfl.engines.flower.messages import ARRAYS, CONFIG, EXAMPLES, METRICS, REPORT, TRAIN, Refused
 from cpfl.errors import StalledError
-from cpfl.federation import local_training
-from cpfl.federation.session import ClientResult, RoundResult, Session
+from cpfl.federation import local_training, optimizers
+from cpfl.federation.messages import AlgorithmState
+from cpfl.federation.session import ClientResult, RoundRequest, RoundResult, Session
 from cpfl.models import State
+from cpfl.models.layout import Layout
 from cpfl.settings import Federation
 from cpfl.task.task import Task
 
 RETRY_SECONDS = 3.0  # before a round without answers is repeated
+
+MakeStrategy = Callable[[int], Strategy] | None
+"""A user's function: the Strategy of a cohort; None: the experiment's own algorithm."""
+
+TrainMessages = Mapping[int, tuple[ArrayRecord, Mapping[str, Any]]]
+"""A model and a config by client."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A participant's model and report, both checked."""
+
+    model: State
+    result: ClientResult
+    message: Message
+
+
+class SessionAlgorithm:
+    """The session's selection and the experiment's server optimizer, exactly as simulated."""
+
+    def __init__(self, session: Session, task: Task, registry: ClientRegistry) -> None:
+        self._session, self._registry = session, registry
+        self.state = session.algorithm_state  # after the last round
+        self._server = optimizers.server_optimizer(task.experiment.federation)
+        self.min_results = self._server.min_results  # with fewer there is no next model, and the round is repeated
+        module = models.fresh(task.build, task.experiment.seed, "init", task.data.transform.dtype)
+        self._layout = Layout.from_module(module)
+
+    def open(self, number: int, model: State, available: Mapping[int, int]) -> TrainMessages:
+        """All selected clients, also unavailable ones: the round's record names them."""
+        return dict.fromkeys(self._session.participants(number), (messages.packed(model), {}))
+
+    def close(self, number: int, model: State, answers: list[Trained]) -> State:
+        """Weights are the sizes that clients enrolled with, not what they claim now."""
+        request = RoundRequest(self._session.cohort, number, [], model, self.state)
+        aggregator = RoundAggregator(self._layout, self._server, request, torch.device("cpu"))
+        for one in answers:
+            aggregator.add(one.model, self._registry.enrolled[one.result.client].training, one.result.steps)
+        following, self.state = aggregator.result()
+        return following
+
+
+class CohortGrid:
+    """A Flower grid that shows a cohort's nodes only; everything else is that of the whole grid."""
+
+    def __init__(self, grid: Grid, nodes: Iterable[int]) -> None:
+        self._grid, self._nodes = grid, list(nodes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The cohort's nodes."""
+        return self._nodes
+
+
+class StrategyAlgorithm:
+    """Lets a Flower Strategy select the clients, configure their training and aggregate their models."""
+
+    min_results = 1
+    state = AlgorithmState()  # a Strategy keeps its own
+
+    def __init__(self, strategy: Strategy, session: Session, registry: ClientRegistry) -> None:
+        self._strategy, self._session, self._registry = strategy, session, registry
+        self._name = type(strategy).__name__
+
+    def open(self, number: int, model: State, available: Mapping[int, int]) -> TrainMessages:
+        """The Strategy's own messages; none if it needs more nodes than are available, for which it would wait."""
+        if not self._session.participants(number):  # there is no such round
+            return {}
+        needed = max(getattr(self._strategy, name, 0) for name in ("min_available_nodes", "min_train_nodes"))
+        if len(available) < max(needed, 1):
+            self._registry.notify(f"{self._name} needs {needed} nodes, {len(available)} of the cohort are available")
+            return {}
+        grid = cast(Grid, CohortGrid(self._registry.loop.grid, available.values()))
+        clients, selected = {node: client for client, node in available.items()}, {}
+        # A new config for every round: strategies write into it.
+        for message in self._strategy.configure_train(number, messages.arrays(model), ConfigRecord({}), grid):
+            arrays, *_ = message.content.array_records.values()
+            config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
+            selected[clients[message.metadata.dst_node_id]] = arrays, config
+        return selected
+
+    def close(self, number: int, model: State, answers: list[Trained]) -> State | None:
+        """The Strategy's aggregate of the checked answers."""
+        aggregate, _ = self._strategy.aggregate_train(number, [answer.message for answer in answers])
+        if aggregate is None:
+            return None
+        found = messages.state(aggregate)
+        following = {name: found[name].to(value.dtype).reshape(value.shape) for name, value in model.items()}
+        if not all(torch.isfinite(value).all() for value in following.values()):
+            self._registry.notify(f"{self._name} made a model with numbers that are not finite: it is not used")
+            return None
+        return following
+
+
+CohortAlgorithm = SessionAlgorithm | StrategyAlgorithm
 
 
 class FlowerEngine(Engine):
@@ -35,12 +144,7 @@ class FlowerEngine(Engine):
     name, device = "flower", ""  # nodes have devices of their own
 
     def __init__(
-        self,
-        task: Task,
-        registry: ClientRegistry,
-        round_seconds: float,
-        tries: int,
-        strategy: Callable[[int], Strategy] | None = None,
+        self, task: Task, registry: ClientRegistry, round_seconds: float, tries: int, strategy: MakeStrategy
     ) -> None:
         """Nodes have `round_seconds` to answer; after `tries` rounds without answers a cohort has stalled."""
         self._task, self._registry, self._seconds, self._tries = task, registry, round_seconds, tries
@@ -52,7 +156,12 @@ class FlowerEngine(Engine):
         self._registry.loop.run(cohorts, [self._registry.enrol_late_nodes()])
 
     def _cohort(self, session: Session, on_round: OnRound) -> Conversation:
-        algorithm, began = self._algorithm(session), time.monotonic()
+        algorithm: CohortAlgorithm
+        if self._strategy is None:
+            algorithm = SessionAlgorithm(session, self._task, self._registry)
+        else:
+            algorithm = StrategyAlgorithm(self._strategy(session.cohort), session, self._registry)
+        began = time.monotonic()
         trained: RoundResult | None = None  # the last round, until it is evaluated
         failed = 0
         while not session.stopped:
@@ -78,12 +187,6 @@ class FlowerEngine(Engine):
             if failed >= self._tries:
                 raise StalledError(session.cohort, number, failed, reasons, who)
             yield pause(RETRY_SECONDS)
-
-    def _algorithm(self, session: Session) -> CohortAlgorithm:
-        if self._strategy is None:
-            return SessionAlgorithm(session, self._task, self._registry)
-        grid, notify = self._registry.loop.grid, self._registry.notify
-        return StrategyAlgorithm(self._strategy(session.cohort), session, grid, notify)
 
     def _prepare(
         self, session: Session, algorithm: CohortAlgorithm, number: int, model: State, trained: RoundResult | None
@@ -113,30 +216,28 @@ class FlowerEngine(Engine):
         valid: list[Trained] = []
         for client, answer in sorted(answers.items()):
             try:
-                enrolled = self._registry.enrolled[client]
-                valid.append(_trained(answer, enrolled, like, self._task.experiment.federation))
+                enrolled, federation = self._registry.enrolled[client], self._task.experiment.federation
+                valid.append(answer.read(partial(_trained, answer, enrolled, like, federation)))
             except Refused as why:
                 excluded[client] = str(why)
-        model = algorithm.close(number, valid) if len(valid) >= algorithm.min_results else None
+        model = algorithm.close(number, like, valid) if len(valid) >= algorithm.min_results else None
         if model is None:
             return None
         size = sum(answers[one.result.client].bytes for one in valid)
         return RoundResult(model, [one.result for one in valid], None, size, excluded, algorithm.state)
 
 
-def _trained(answer: Answer, client: EnrolledClient, like: State, federation: Federation) -> Trained:
+def _trained(
+    answer: Answer, client: EnrolledClient, like: State, federation: Federation, content: RecordDict
+) -> Trained:
     """A participant's answer to a train message; Refused if it is invalid."""
-
-    def claims(content: RecordDict) -> tuple[Any, ...]:
-        metrics, report = content.metric_records[METRICS], content.config_records[REPORT]
-        return metrics[EXAMPLES], metrics["loss"], report["steps"], report["seconds"]
-
-    examples, loss, steps, seconds = answer.read(claims)
+    metrics, report = content.metric_records[METRICS], dict[str, Any](content.config_records[REPORT])
+    examples, loss, steps, seconds = metrics[EXAMPLES], metrics["loss"], report["steps"], report["seconds"]
     due_steps = local_training.steps(federation, client.training)
     due = local_training.samples_in_steps(federation, client.training, due_steps)
     if examples != due or steps != due_steps:
         raise Refused(f"it claims {examples} samples and {steps} steps; {due} were due")
-    model = answer.read(lambda content: messages.checked_state(content, like))
+    model = messages.checked_state(content, like)
     if not (isinstance(loss, float) and math.isfinite(loss)):
         raise Refused(f"its loss is {loss!r}")
     if not (isinstance(seconds, float) and 0 <= seconds <= answer.seconds):

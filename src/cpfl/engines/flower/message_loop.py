@@ -65,7 +65,7 @@ class _OpenCall:
     waiting: dict[str, int] = field(default_factory=dict)  # message id → node
     answers: dict[int, Answer] = field(default_factory=dict)
 
-    def take(self, number: str, reply: Message | None, reason: str = "") -> None:
+    def take(self, number: str, reply: Message | None, reason: str) -> None:
         """Keep a node's reply, or the reason why there is none."""
         node = self.waiting.pop(number)
         size = messages.size(self.call.contents[node]) + (messages.size(reply.content) if reply else 0)
@@ -115,16 +115,13 @@ class MessageLoop:
                 self._give_up(one, "no answer in time", one.waiting)
                 opened.remove(one)
                 advance(one.conversation, one.answers)
-        for conversation in (*conversations, *background):
-            conversation.close()
         return [results[one] for one in conversations]
 
     def _send(self, conversation: Conversation, call: Call) -> _OpenCall:
         now, ttl = time.monotonic(), call.seconds + GRACE_SECONDS
         opened = _OpenCall(conversation, call, now, now + call.seconds)
         outgoing = [Message(content, node, call.kind, ttl=ttl) for node, content in call.contents.items()]
-        for message, number in zip(outgoing, self.grid.push_messages(outgoing) if outgoing else [], strict=True):
-            node = message.metadata.dst_node_id
+        for node, number in zip(call.contents, self.grid.push_messages(outgoing) if outgoing else [], strict=True):
             if number:
                 opened.waiting[number] = node
             else:
@@ -137,10 +134,9 @@ class MessageLoop:
             for reply in self.grid.pull_messages([*waiting, *self._overdue]):
                 number = reply.metadata.reply_to_message_id
                 self._overdue.pop(number, None)  # too late, but the node is free again
-                if number in waiting and reply.has_error():
-                    waiting[number].take(number, None, _error_line(reply))
-                elif number in waiting:
-                    waiting[number].take(number, reply)
+                if number in waiting:
+                    failed = reply.has_error()
+                    waiting[number].take(number, None if failed else reply, _error_line(reply) if failed else "")
         for one in opened if waiting else []:
             connected = self.connected()
             lost = {number: node for number, node in one.waiting.items() if node not in connected}
