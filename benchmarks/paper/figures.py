@@ -19,7 +19,6 @@ import tables
 from cpfl.data.federated import Given
 from cpfl.presets.published import published
 from cpfl.report import cohort_figures, figures, style
-from cpfl.report.content import AGAINST
 from cpfl.report.tables import by_cohorts
 from cpfl.settings import experiment_file
 from cpfl.task.overview import assignment_view
@@ -39,11 +38,10 @@ def against_n(runs: Rows, out: Path) -> None:
         by_alpha[label] = by_cohorts(run | {"cohorts": run["n"]} for run in runs if run["alpha"] == alpha)
         carried = published(experiment_file.load("cifar10", [f"data.alpha={alpha}"]))
         paper[label] = carried["by_n"] if carried else []
-    for measure in AGAINST:
-        drawn = any(printed in row for rows in paper.values() for row in rows for _, printed in measure.keys.values())
-        title = measure.title + BESIDE * drawn
-        spec = figures.against_n(by_alpha, paper, measure.keys, measure.axis)
-        print(style.save(spec | {"title": title}, out / f"{measure.name}-against-n.png"))
+    for name in figures.AGAINST:
+        spec = figures.against_n(name, by_alpha, paper)
+        title = style.FIGURES[name]["title"] + BESIDE * bool(spec["datasets"]["paper"])
+        print(style.save(spec | {"title": title}, out / f"{name}.png"))
 
 
 def cohorts_of(run: dict[str, Any], data: Path) -> Rows:

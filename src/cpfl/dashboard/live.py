@@ -188,10 +188,7 @@ def _figures(root: Path, runs: Sequence[Followed], active: Sequence[Followed]) -
     compared = {name(root, run): run.histories for run in runs[:COMPARED]}
     made = []
     if cohorts:
-        caption = "Every cohort's validation loss so far, with a dot where it stopped."
-        spec = cohort_figures.losses(cohorts, "run", cohorts[0][0]["run"])
-        made.append(figure("live-curves", "Validation loss of the cohorts", caption, spec))
+        made.append(figure("live-curves", cohort_figures.losses(cohorts, "run", cohorts[0][0]["run"])))
     if active and len(compared) > 1:
-        caption = "The mean validation loss over the cohorts of each run; a stopped cohort keeps its last value."
-        made.append(figure("live-runs", "Runs side by side", caption, cohort_figures.side_by_side(compared)))
+        made.append(figure("live-runs", cohort_figures.side_by_side(compared)))
     return with_rows(made)

@@ -50,30 +50,16 @@ def check_name(path: Path) -> None:
 
 
 def _labels(name: str, order: Sequence[str], classes: Sequence[str], heading: str) -> Spec:
-    encoding = {
-        "x": _cohorts(order, title=None, labels=False),
-        "y": field("share:Q", title="labels, %", scale={"domain": [0, 100]}, stack="zero"),
-        "color": _colour(classes),
-        "order": field("index:Q"),
-        "tooltip": style.tips(
-            cohort="", **{"class": ""}, count=("samples", ",.0f"), share=("of its samples, %", ".1f")
-        ),
-    }
-    bars = mark("bar", encoding, data=name, stroke="white", strokeWidth=min(0.8, 20 / len(order)))
+    axes, tooltip = style.channels("assignment-labels")
+    look = {"x": _cohorts(order, title=None, labels=False), "color": _colour(classes), "order": field("index:Q")}
+    bars = mark("bar", axes | tooltip | look, data=name, stroke="white", strokeWidth=min(0.8, 20 / len(order)))
     return bars | {"width": style.WIDTH, "height": 220, "title": _heading(heading)}
 
 
 def _rounds(name: str, order: Sequence[str], without_slowest: bool) -> Spec:
     """Hours of a round; with a line for the slowest client, where some rounds run without it."""
-    tips = style.tips(
-        cohort="",
-        clients=",.0f",
-        hours_per_round=("expected hours a round", ".3g"),
-        slowest=("slowest client", ""),
-        slowest_hours=("hours with that one", ".3g"),
-    )
-    y = field("hours_per_round:Q", title="hours a round", axis={"format": style.PLAIN, "tickCount": 4})
-    base = {"x": _cohorts(order, title="cohort", labels=True), "y": y, "tooltip": tips}
+    axes, tooltip = style.channels("assignment-rounds")
+    base = axes | tooltip | {"x": _cohorts(order, title="cohort", labels=True)}
     bars = mark("bar", base, data=name, color=style.BLUE)
     size = {"width": style.WIDTH, "height": 90}
     if not without_slowest:

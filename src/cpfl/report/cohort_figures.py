@@ -45,10 +45,7 @@ def losses(cohorts: Sequence[tuple[dict[str, Any], CohortHistory]], key: str, ch
     by_n = key == "n"
     menu = by_n or len(counts) > 1
     shown, stopped = [only(f"datum.{key} == which_{key}")] if menu else [], only("isValid(datum.stop)")
-    y = field("loss:Q", title="validation loss, moving average", scale={"zero": False})
-    base = {"x": style.hours_axis(), "y": y}
-    more: dict[str, Any] = {} if by_n else {"rounds": ""}
-    tooltip = {"tooltip": style.tips(cohort="", hours=".2f", loss=".3f", stop=("stopped by", ""), **more)}
+    base, tooltip = style.channels("validation-loss" if by_n else "live-curves")
     dots = base | tooltip | ({"size": _size(45, 14)} if by_n else {})
     faint = next(opacity for most, opacity in FAINT.items() if max(counts.values()) <= most)
     layers = [
@@ -80,13 +77,12 @@ def side_by_side(runs: Mapping[str, Sequence[CohortHistory]]) -> Spec:
         for moment in (first + (last - first) * i / max(1, steps) for i in range(steps + 1)):
             values = (curve[bisect_right(curve, (moment, float("inf"))) - 1][1] for curve in curves)
             rows.append({"run": run, "hours": short(moment), "loss": short(sum(values) / len(curves))})
-    y = field("loss:Q", title="mean validation loss", scale={"zero": False})
-    base = {"x": style.hours_axis(), "y": y, "color": style.colour_of("run", list(runs))}
-    tips = style.tips(run="", hours=".2f", loss=("mean loss", ".3f"))
+    axes, tooltip = style.channels("live-runs")
+    base = axes | {"color": style.colour_of("run", list(runs))}
     return style.chart(
         f"Mean validation loss over virtual hours: {', '.join(runs)}",
         mark("line", base, strokeWidth=2),
-        mark("circle", base | {"tooltip": tips}, size=60, opacity=0),  # invisible: they carry the tooltip
+        mark("circle", base | tooltip, size=60, opacity=0),  # invisible: they carry the tooltip
         runs=rows,
     )
 
@@ -123,39 +119,25 @@ def _bars(group: Group) -> Rows:
 def timeline(group: Group, chosen: int) -> Spec:
     """One bar for every cohort: how long it trained, how long it waited for the slowest client, why it stopped."""
     rows = _bars(group)
-    tips = style.tips(
-        cohort="",
-        hours=".2f",
-        rounds="",
-        stop=("stopped by", ""),
-        waited=("waiting, %", ".0f"),
-        slowest=("slowest client", ""),
-        held_up=("of the time it was the slowest, %", ".0f"),
-    )
+    axes, tooltip = style.channels("timeline")
     parts = {
         "its average client works": ("0", "datum.busy"),
         "and waits for the slowest": ("datum.busy", "datum.hours"),
     }
-    ticks = {"format": style.PLAIN, "tickCount": 8}
-    bar = {
-        "x": field("from:Q", title="virtual hours", scale={"nice": False, "zero": True}, axis=ticks),
-        "x2": {"field": "until"},
-        "y": field("top:Q", axis=None, scale={"domain": [0, 1], "reverse": True}),
-        "y2": {"field": "bottom"},
-        "color": style.colour_of("part", list(parts), (BLUE, ORANGE)),
-        "tooltip": tips,
-    }
+    axes["y"]["axis"] = None
+    ends = {"x2": {"field": "until"}, "y2": {"field": "bottom"}}
+    bar = axes | ends | tooltip | {"color": style.colour_of("part", list(parts), (BLUE, ORANGE))}
     reasons = sorted({row["stop"] for row in rows})
     shapes = ["circle", "cross", "triangle-right", "square", "diamond", "triangle-up"]
     scale = {"domain": reasons, "range": shapes[: len(reasons)]}
     shape = field("stop:N", title="stop", scale=scale, legend={"orient": "bottom", "columns": 2})
-    end = {"x": field("hours:Q"), "y": field("middle:Q"), "shape": shape, "size": _size(36, 9), "tooltip": tips}
+    end = {"x": field("hours:Q"), "y": field("middle:Q"), "shape": shape, "size": _size(36, 9)} | tooltip
     shown, middle = only("datum.n == which_n"), {"calculate": "(datum.top + datum.bottom) / 2", "as": "middle"}
     text = {"calculate": "'cohort ' + datum.cohort + ', ' + datum.rounds + ' rounds'", "as": "name"}
     name = {"x": {"datum": 0}, "y": field("middle:Q"), "text": field("name:N")}
     layers = []
-    for part, ends in parts.items():
-        values = {"from": ends[0], "until": ends[1], "part": f"'{part}'"}
+    for part, (start, until) in parts.items():
+        values = {"from": start, "until": until, "part": f"'{part}'"}
         layers.append(mark("rect", bar, shown, *({"calculate": how, "as": key} for key, how in values.items())))
     layers += [
         mark("point", end, shown, middle, filled=True, opacity=1, color=GREY),
@@ -182,12 +164,8 @@ def evaluation_rows(group: Group) -> Rows:
 
 def evaluations(rows: Rows, numbers: Sequence[int], axis: str) -> Spec:
     """Accuracy of the ensemble of all cohort models against CPU hours; a diamond where the rule stopped training."""
-    scale, ticks = {"type": "log", "nice": False}, {"format": style.PLAIN, "tickCount": 6}
-    base = {
-        "x": field("cpu:Q", title="CPU hours, evaluations included", scale=scale, axis=ticks),
-        "y": field("accuracy:Q", title=axis, scale={"zero": False}),
-        "color": style.colour_n(numbers),
-    }
+    axes, _ = style.channels("evaluations")
+    base = axes | {"y": field("accuracy:Q", title=axis, scale={"zero": False}), "color": style.colour_n(numbers)}
     tips = style.tips(n="", round=("after rounds", ""), cpu=("CPU hours", ".4~g"), accuracy=(axis, ".4~g"))
     return style.chart(
         f"{axis}, against CPU hours",
@@ -214,13 +192,12 @@ def finish_rows(group: Group, most: int = 200) -> Rows:
 
 def finish_times(rows: Rows, numbers: Sequence[int]) -> Spec:
     """The share of cohorts that had stopped by an hour; the last one is marked."""
-    share = field("share:Q", title="cohorts that have stopped, %", scale={"domain": [0, 100]})
-    base = {"x": style.hours_axis(), "y": share, "color": style.colour_n(numbers)}
-    tips = style.tips(n="", hours=".2f", share=("stopped, %", ".0f"))
+    axes, tooltip = style.channels("finish-times")
+    base = axes | {"color": style.colour_n(numbers)}
     return style.chart(
         "Finish times of the cohorts, cumulated",
         mark("line", base, interpolate="step-after", strokeWidth=2),
-        mark("point", base | {"tooltip": tips}, only("datum.last"), **DIAMOND),
+        mark("point", base | tooltip, only("datum.last"), **DIAMOND),
         cohorts=rows,
     )
 
@@ -240,14 +217,8 @@ def size_rows(group: Group) -> Rows:
 
 def sizes(rows: Rows, numbers: Sequence[int]) -> Spec:
     """The samples of a cohort against its training time."""
-    padded = {"zero": False, "padding": 12}
-    encoding = {
-        "x": field("samples:Q", title="training samples in the cohort", scale=padded),
-        "y": style.hours_axis("virtual hours until it stopped"),
-        "color": style.colour_n(numbers),
-        "tooltip": style.tips(n="", seed="", samples=",.0f", hours=".2f"),
-    }
-    dots = mark("circle", encoding, size=50, opacity=0.6)
+    axes, tooltip = style.channels("samples")
+    dots = mark("circle", axes | tooltip | {"color": style.colour_n(numbers)}, size=50, opacity=0.6)
     return style.chart("Samples in a cohort against its hours", dots, cohorts=rows)
 
 

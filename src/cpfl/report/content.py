@@ -2,39 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cpfl.errors import CpflError
 from cpfl.report import cohort_figures as inside
-from cpfl.report import figures, tables
+from cpfl.report import figures, style, tables
 from cpfl.report.advice import MAX_DROP, Advice, advise
 from cpfl.report.groups import Group, group
 from cpfl.report.reading import RunFacts, read_all, shown
 
 Tree = dict[str, Any]
-
-
-class _Measure(NamedTuple):
-    """A figure against n; `keys` gives each line's key in the summaries and the name of its published figure."""
-
-    name: str
-    title: str
-    axis: str
-    caption: str
-    keys: dict[str, tuple[str, str]]
-
-
-BOTH = {"student": ("student_accuracy", "student"), "teachers": ("teacher_accuracy_mean", "teachers")}
-ACCURACY = "Solid: the accuracy of the global model. Dashed: the mean accuracy of its teachers."
-HOURS, LAST = "virtual hours to convergence", "Time until the last cohort stopped."
-CPU_HOURS = "Training time of all clients together."
-TRAFFIC = "Models sent down and up in all rounds, and the cohort models at the end."
-AGAINST = (
-    _Measure("accuracy", "Accuracy against n", "test accuracy, %", ACCURACY, BOTH),
-    _Measure("hours", "Hours against n", HOURS, LAST, {"student": ("hours", "hours")}),
-    _Measure("cpu-hours", "CPU hours against n", "CPU hours", CPU_HOURS, {"student": ("cpu_hours", "cpu_hours")}),
-    _Measure("traffic", "Traffic against n", "GB sent", TRAFFIC, {"student": ("comm_gb", "comm_gb")}),
-)
 
 
 def content(paths: Iterable[Path], max_drop: float = MAX_DROP) -> Tree:
@@ -78,8 +55,12 @@ def all_figures(tree: Tree) -> list[Tree]:
     return [one for one in found if "spec" in one]
 
 
-def figure(name: str, title: str, caption: str, spec: Tree, shown: str = "") -> Tree:
-    """A figure with its title and caption; files, which have no menu, add to the title what is `shown`."""
+def figure(name: str, spec: Tree, shown: str = "", **words: str) -> Tree:
+    """A figure with its title and caption; files, which have no menu, add to the title what is `shown`.
+
+    `words` are written into the title and the caption, where figures.toml leaves gaps for them.
+    """
+    title, caption = (style.FIGURES[name][key].format(**words) for key in ("title", "caption"))
     return {"id": name, "title": title, "caption": caption, "spec": spec | {"title": title + shown}}
 
 
@@ -157,30 +138,20 @@ def _run(run: RunFacts) -> Tree:
 
 def _trade_off(one: Group, advice: Advice) -> Tree:
     published = one.published.get("by_n", [])
-    caption = (
-        "Accuracy against hours: up and left is better. A larger dot costs more CPU hours. "
-        "The dashed line is the Pareto front: no other n is both faster and more accurate."
-        f"{_diamonds([one], figures.with_hours(published))}"
-    )
     spec = figures.trade_off(one.summaries, published, advice.n)
-    return figure("trade-off", f"{one.label}: what n costs and gains", caption, spec)
+    return figure("trade-off", spec, label=one.label, diamonds=_diamonds([one], spec))
 
 
 def _against(groups: Sequence[Group]) -> list[Tree]:
     series = {one.label: one.rows for one in groups if one.rows}
     published = {one.label: one.published.get("by_n", []) for one in groups}
-    made = []
-    for measure in AGAINST if series else ():
-        spec = figures.against_n(series, published, measure.keys, measure.axis)
-        diamonds = _diamonds(groups, spec["datasets"]["paper"])
-        caption = f"{measure.caption} Mean and standard deviation over seeds.{diamonds}"
-        made.append(figure(f"{measure.name}-against-n", measure.title, caption, spec))
-    return made
+    specs = {name: figures.against_n(name, series, published) for name in figures.AGAINST if series}
+    return [figure(name, spec, diamonds=_diamonds(groups, spec)) for name, spec in specs.items()]
 
 
-def _diamonds(groups: Sequence[Group], drawn: Sequence[Any]) -> str:
+def _diamonds(groups: Sequence[Group], spec: Tree) -> str:
     """What a caption says about the paper's figures, where some are drawn."""
-    if not drawn:
+    if not spec["datasets"]["paper"]:
         return ""
     other = " Settings that differ from the paper are listed under the table."
     return " Hollow diamonds are the paper's figures." + other * any(one.differences for one in groups)
@@ -200,44 +171,24 @@ def _cohorts(one: Group, advice: Advice) -> list[Tree]:
         for cohort, history in enumerate(run.histories)
     ]
     found = [
-        figure("validation-loss", "Validation loss per cohort",
-               f"Every cohort's validation loss ({seed}), with a dot where it stopped{plain}.",
-               inside.losses(cohorts, "n", chosen), shown),
-        figure("timeline", "Timeline of the cohorts",
-               f"One bar for every cohort ({seed}), earliest stop first. "
-               "Orange: time in which its average client had finished its work and waited for the slowest.",
-               inside.timeline(one, chosen), shown),
-        figure("evaluations", "Accuracy of the ensemble during training",
-               "Every evaluation of the ensemble of all cohort models (one seed of every n); a diamond where the rule "
-               "stopped training. The axis is logarithmic: the rule estimates the gain from twice the CPU hours.",
-               inside.evaluations(inside.evaluation_rows(one), numbers, axis)),
-        figure("finish-times", "Finish times of the cohorts",
-               "The share of cohorts that had stopped by an hour, all seeds; the diamond is the last cohort.",
-               inside.finish_times(inside.finish_rows(one), numbers)),
-        figure("samples", "Samples in a cohort against its hours",
-               "Training samples in a cohort against its training time; a dot for every cohort and seed.",
-               inside.sizes(inside.size_rows(one), numbers)),
-    ]  # fmt: skip
+        figure("validation-loss", inside.losses(cohorts, "n", chosen), shown, seed=seed, plain=plain),
+        figure("timeline", inside.timeline(one, chosen), shown, seed=seed),
+        figure("evaluations", inside.evaluations(inside.evaluation_rows(one), numbers, axis)),
+        figure("finish-times", inside.finish_times(inside.finish_rows(one), numbers)),
+        figure("samples", inside.sizes(inside.size_rows(one), numbers)),
+    ]
     return with_rows(found)
 
 
 def _earlier(one: Group) -> list[Tree]:
-    numbers, published = one.numbers, one.published.get("at", [])
-    quorums = figures.quorum_rows(one)
+    numbers, quorums = one.numbers, figures.quorum_rows(one)
     by_quorum = len({row["quorum"] for row in quorums}) > 1
     by_time = any(student.at is not None for run in one.runs for student in run.students)
+    budget = figures.earlier("time-budget", figures.budget_rows(one), numbers, one.published.get("at", []))
     found = [
-        figure("quorum-accuracy", "Accuracy by quorum",
-               "The student's accuracy if it is distilled as soon as this share of the cohorts has stopped.",
-               figures.earlier(quorums, "quorum", "accuracy", numbers, "accuracy, %")),
-        figure("quorum-hours", "Hours by quorum",
-               "The time until this share of the cohorts has stopped: the last cohorts are often slow.",
-               figures.earlier(quorums, "quorum", "hours", numbers, "virtual hours")),
-        figure("time-budget", "Accuracy against the time budget",
-               "The student's accuracy if it is distilled after this many hours, from the cohort models of that moment."
-               f"{_diamonds([one], published)}",
-               figures.earlier(figures.budget_rows(one), "hours", "accuracy", numbers, "accuracy, %", published)),
-    ]  # fmt: skip
+        *(figure(name, figures.earlier(name, quorums, numbers)) for name in ("quorum-accuracy", "quorum-hours")),
+        figure("time-budget", budget, diamonds=_diamonds([one], budget)),
+    ]
     command = "cpfl report DIR --redistill"
     missing = (
         f"Not drawn yet: {command} makes the distillations that this figure needs."

@@ -13,6 +13,7 @@ from cpfl.report.style import BLUE, GREEN, GREY, Rows, Spec, field, mark, only
 from cpfl.report.tables import by_cohorts
 
 Row = Mapping[str, Any]
+AGAINST = [name for name in style.FIGURES if name.endswith("-against-n")]
 HOLLOW: Spec = {"shape": "diamond", "size": 90, "strokeWidth": 2}
 
 
@@ -37,19 +38,17 @@ def trade_off(summaries: Iterable[Row], published: Sequence[Row] = (), recommend
         {"label": f"paper, n = {row['n']}", "hours": row["hours"], "accuracy": row["student"]}
         for row in with_hours(published)
     ]
-    x = style.hours_axis("virtual hours to convergence", scale={"zero": False, "padding": 40})
-    y = field("accuracy:Q", title="test accuracy of the global model, %", scale={"zero": False, "padding": 36})
-    base, label = {"x": x, "y": y}, {"text": field("label:N")}
+    base, tooltip = style.channels("trade-off")
+    label = {"text": field("label:N")}
     costs = sorted({float(f"{end(point['cpu_hours'] for point in points):.2g}") for end in (min, max)})
     size = field("cpu_hours:Q", title="CPU hours", scale={"range": [60, 700]}, legend={"values": costs})
-    tips = style.tips(n="", accuracy=("accuracy, %", ".2f"), hours=".2f", cpu_hours=("CPU hours", ".1f"), seeds="")
     hours = {"x": field("hours_low:Q"), "x2": {"field": "hours_high"}}
     accuracies = {"y": field("accuracy_low:Q"), "y2": {"field": "accuracy_high"}}
     layers = [
         mark("line", base, data="front", color=GREEN, strokeDash=[6, 4], strokeWidth=2),
         mark("rule", base | hours, color=BLUE, opacity=0.5),
         mark("rule", base | accuracies, color=BLUE, opacity=0.5),
-        mark("circle", base | {"size": size, "tooltip": tips}, color=BLUE, opacity=0.9),
+        mark("circle", base | tooltip | {"size": size}, color=BLUE, opacity=0.9),
         *(
             mark("text", base | label, only(f"datum.rank % 2 == {odd}"), dy=dy, fontWeight="bold")
             for odd, dy in enumerate((-22, 24)[: len(points)])  # neighbours would cover each other's names
@@ -81,16 +80,9 @@ def pareto(points: Iterable[Row]) -> Rows:
     return front
 
 
-def against_n(
-    series: Mapping[str, Sequence[Row]],
-    published: Mapping[str, Sequence[Row]],
-    keys: Mapping[str, tuple[str, str]],
-    axis: str,
-) -> Spec:
-    """A measure against n on a logarithmic axis: a line for every experiment, mean and spread over seeds.
-
-    `keys` gives for each line of an experiment (student, teachers) the measure and the name of its published figure.
-    """
+def against_n(name: str, series: Mapping[str, Sequence[Row]], published: Mapping[str, Sequence[Row]]) -> Spec:
+    """A measure of AGAINST over n on a logarithmic axis: a line for every experiment, mean and spread over seeds."""
+    axis, keys = style.FIGURES[name]["axis"], style.FIGURES[name]["lines"]
     points, paper = [], []
     for label, rows in series.items():
         for kind, (key, printed) in keys.items():
@@ -161,19 +153,14 @@ def budget_rows(group: Group) -> Rows:
     return rows
 
 
-def earlier(rows: Rows, over: str, key: str, numbers: Iterable[int], axis: str, published: Iterable[Row] = ()) -> Spec:
+def earlier(name: str, rows: Rows, numbers: Iterable[int], published: Iterable[Row] = ()) -> Spec:
     """Accuracy or hours of students that were distilled earlier: a curve for every n over the quorum or the hours."""
     paper = [{"n": row["n"], "hours": row["hours"], "accuracy": row["student"]} for row in published]
     every = sorted({*numbers, *(row["n"] for row in paper)})
-    if over == "quorum":
-        scale, ticks = {"zero": False, "nice": False, "padding": 14}, {"values": sorted({row[over] for row in rows})}
-        x = field("quorum:Q", title="quorum: share of cohorts that had stopped, %", scale=scale, axis=ticks)
-    else:
-        plain = {"format": style.PLAIN}
-        x = field("hours:Q", title="time budget, virtual hours", scale={"padding": 14}, axis=plain)
-    y = field(f"{key}:Q", title=axis, scale={"zero": False, "padding": 12})
-    base = {"x": x, "y": y, "color": style.colour_n(every)}
-    tooltip = {"tooltip": style.tips(n="", **{over: ("at", ".4~g"), key: (axis, ".4~g")})}
+    axes, tooltip = style.channels(name)
+    if axes["x"]["field"] == "quorum":
+        axes["x"]["axis"] = {"values": sorted({row["quorum"] for row in rows})}
+    base, key, axis = axes | {"color": style.colour_n(every)}, axes["y"]["field"], axes["y"]["title"]
     layers = [
         mark("line", base, strokeWidth=2),
         mark("rule", base | {"y": field(f"{key}_low:Q"), "y2": {"field": f"{key}_high"}}, opacity=0.6),

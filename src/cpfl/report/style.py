@@ -1,7 +1,9 @@
 """The look of every figure: palette, sizes, parts that Vega-Lite specifications share, and the formats of the files."""
 
 import tempfile
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ CONFIG: Spec = {
     "title": {"anchor": "start", "fontSize": 14},
     "view": {"stroke": None},
 }
+FIGURES: Spec = tomllib.loads(resources.files("cpfl.report").joinpath("figures.toml").read_text(encoding="utf-8"))
 SHARED: Spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.4.1.json", "config": CONFIG}
 
 
@@ -72,9 +75,11 @@ def field(column: str, **options: Any) -> Spec:
     return {"field": name, "type": TYPES[letter], **options}
 
 
-def hours_axis(title: str = "virtual hours", **options: Any) -> Spec:
-    """Virtual hours on an axis."""
-    return field("hours:Q", title=title, axis={"format": PLAIN, "tickCount": 8}, **options)
+def channels(figure: str) -> tuple[Spec, Spec]:
+    """The axes of a figure and its tooltip, as figures.toml describes them."""
+    known = FIGURES[figure]
+    axes = {key: field(**known[key]) for key in ("x", "y") if key in known}
+    return axes, {"tooltip": tips(**known.get("tips", {}))}
 
 
 def colour_n(numbers: Sequence[int]) -> Spec:
@@ -93,7 +98,7 @@ def scale(values: Sequence[Any], colours: Sequence[str]) -> Spec:
     return {"domain": list(values), "range": [colours[i % len(colours)] for i in range(len(values))]}
 
 
-def tips(**fields: str | tuple[str, str]) -> list[Spec]:
+def tips(**fields: str | Sequence[str]) -> list[Spec]:
     """The fields of a tooltip: each with its number format, empty for a name, or with a title and its format."""
     known = {name: (name, how) if isinstance(how, str) else how for name, how in fields.items()}
     return [

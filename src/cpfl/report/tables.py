@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cpfl.errors import CpflError
 from cpfl.report.reading import MEASURES, find_runs, read
+from cpfl.report.style import FIGURES
 
 WIDE = 108  # characters of a terminal that shows every column
 WASTED = "wasted_cpu_hours"
@@ -21,27 +22,13 @@ Row = Mapping[str, Any]
 class _Column(NamedTuple):
     head: str  # a terminal breaks it at the space
     key: str
-    digits: int
+    digits: int = 0
     spread: str = ""  # key of the standard deviation on the page
     published: str = ""  # key of the paper's figure
     unit: str = ""
 
 
-COLUMNS = (
-    _Column("n", "cohorts", 0),
-    _Column("teachers %", "teacher_accuracy_mean", 1, "teacher_accuracy_std", "teachers"),
-    _Column("student %", "student_accuracy", 1, "student_accuracy_spread", "student"),
-    _Column("gain", "gain", 1),
-    _Column("ensemble %", "ensemble_accuracy", 1, "ensemble_accuracy_spread"),
-    _Column("hours", "hours", 2, "hours_spread", "hours"),
-    _Column("CPU hours", "cpu_hours", 1, "cpu_hours_spread", "cpu_hours"),
-    _Column("wasted CPU hours", WASTED, 1),
-    _Column("traffic GB", "comm_gb", 2, "comm_gb_spread"),
-    _Column("rounds", "rounds", 0, "rounds_spread"),
-    _Column("faster", "speed_up", 2, unit="×"),
-    _Column("CPU saved", "cpu_saving", 2, unit="×"),
-    _Column("seeds", "seeds", 0),
-)
+COLUMNS = [_Column(**column) for column in FIGURES["columns"]]
 BY_KEY = {column.key: column for column in COLUMNS}
 NARROW = ("cohorts", "teacher_accuracy_mean", "student_accuracy", "hours", "cpu_hours", "speed_up")
 TERMINAL = (*NARROW[:2], "ensemble_accuracy", *NARROW[2:5], "comm_gb", "rounds", "speed_up", "cpu_saving")
