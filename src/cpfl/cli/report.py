@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from cpfl.cli.options import AsJson, DataFolder, Device, console, notify, say, show_json
 from cpfl.errors import CpflError
-
-if TYPE_CHECKING:
-    from cpfl.dashboard.server import Server
 
 
 def list_runs(
@@ -95,11 +93,11 @@ def dashboard(
 
     Example: cpfl dashboard runs; cpfl dashboard runs/demo --port 9000
     """
-    from cpfl.dashboard.server import is_local, serve
+    from cpfl.dashboard.server import Server, is_local
 
-    def ready(server: Server) -> None:
+    with contextlib.suppress(KeyboardInterrupt), Server(folder, host, port) as server:
+        server.dashboard.page()  # Vega's script takes seconds to make: not while a browser waits for it
         if not is_local(host):
             notify(f"warning: everyone who can reach {host} can read this page; there is no password")
         say(f"dashboard: {server.address} (Ctrl-C ends it)")
-
-    serve(folder, host, port, ready)
+        server.serve_forever(poll_interval=0.5)

@@ -72,7 +72,7 @@ class Dashboard:
         reason = f"it is a link that leads out of {shown(self.root)}"
         self._outside = [(shown(path), reason) for path in found if path not in inside]
         changed = inside != self._runs.keys()
-        self._runs = {path: self._runs.get(path) or Followed(path) for path in found if path in inside}
+        self._runs = {path: self._runs.get(path) or Followed(path, self.root) for path in found if path in inside}
         for run in self._runs.values():
             changed |= run.reload()
         most = MOST
@@ -101,7 +101,7 @@ class Dashboard:
         damaged = [(shown(run.path), run.damage) for run in self._runs.values() if run.damage] + self._outside
         facts = [facts for run in sorted(runs, key=lambda run: run.path) if (facts := run.facts) is not None]
         tree = content_of(facts, damaged)
-        tree |= {"live": live(self.root, runs, time.time()), "folder": shown(self.root)}
+        tree |= {"live": live(runs, time.time()), "folder": shown(self.root)}
         # An experiment whose runs are all drawn live does not draw the same curves again.
         names = {shown(run.path) for run in drawn_live([run for run in runs if not run.finished])}
         for one in tree["groups"]:

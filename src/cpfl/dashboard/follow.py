@@ -1,16 +1,14 @@
 """Follow a run while another process writes it: new lines are read once and kept as sums and curves."""
 
-import calendar
-import json
 import os
 import stat
-import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from cpfl.errors import DamagedError
-from cpfl.report.reading import READ_ERRORS, CohortHistory, RunFacts, damage, read
+from cpfl.report.reading import READ_ERRORS, CohortHistory, RunFacts, damage, read, shown
 from cpfl.runs import records
 from cpfl.terminal.progress import Throughput
 
@@ -36,32 +34,28 @@ class Tail:
             if found.st_ino != self._inode or found.st_size < self.read:
                 self.read = 0
             self._inode, self.modified, begins = found.st_ino, found.st_mtime, self.read == 0
-            text = self._chunk(most) if found.st_size > self.read and most > 0 else b""
+            text = b""
+            if found.st_size > self.read and most > 0:
+                with self.path.open("rb") as file:
+                    file.seek(self.read)
+                    text = file.read(most)
+                    text += b"" if text.endswith(b"\n") else file.readline()
         except FileNotFoundError:
             self.read = self._inode = self.unread = 0
             return [], True
         except OSError as error:
             raise DamagedError(f"cannot read {self.path}: {error.strerror}") from None
         self.unread = max(0, found.st_size - self.read - len(text))
-        text = text[: text.rfind(b"\n") + 1]  # the last line may still be incomplete
-        self.read += len(text)
-        try:
-            return [json.loads(line) for line in text.splitlines()], begins
-        except ValueError:
-            raise DamagedError(f"{self.path} is damaged: a line is not JSON") from None
-
-    def _chunk(self, most: int) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(self.read)
-            text = file.read(most)
-            return text if text.endswith(b"\n") else text + file.readline()
+        self.read += text.rfind(b"\n") + 1  # the last line may still be incomplete
+        return records.parse(self.path, text), begins
 
 
 class Followed:
     """A run folder and how far it has been read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, root: Path) -> None:
         self.path = path
+        self.name = shown(path.relative_to(root) if path != root else root.name)  # below the folder that is shown
         self.damage = ""  # what is wrong with it; empty: nothing
         self.caught_up = False  # all records were read
         self.began = self.ended = 0.0  # when run.json and summary.json were written; 0: not yet
@@ -170,6 +164,6 @@ def _began(path: Path) -> float | None:
     """When training began; None for a resumed run, whose earlier throughput is not known."""
     try:
         starts = [line["time"] for line in records.read(path / "log.jsonl") if line["event"] in STARTS]
-        return calendar.timegm(time.strptime(starts[0], "%Y-%m-%dT%H:%M:%SZ")) if len(starts) == 1 else None
+        return datetime.fromisoformat(starts[0]).timestamp() if len(starts) == 1 else None
     except (*READ_ERRORS, ValueError, OSError):  # only an estimate depends on it
         return None

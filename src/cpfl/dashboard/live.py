@@ -4,17 +4,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cpfl.dashboard.follow import Followed
 from cpfl.errors import DamagedError
 from cpfl.report import cohort_figures
 from cpfl.report.content import Tree, figure, with_rows
-from cpfl.report.reading import CohortHistory, RunFacts, shown
+from cpfl.report.reading import CohortHistory, RunFacts
 from cpfl.runs import records
 from cpfl.settings import Experiment
 from cpfl.terminal.progress import Bounds, duration, rounds_left, time_left
-from cpfl.terminal.views import first_cohorts
+from cpfl.terminal.views import worker_cells
 
 QUIET = 60.0  # seconds without a record after which a run may have been interrupted
 FRESH = 30.0  # seconds after which workers.json may be no longer true
@@ -23,7 +22,7 @@ CURVES = 400  # in one figure, all runs together
 COMPARED = 8  # runs side by side: as many as there are colours
 
 
-def live(root: Path, runs: Sequence[Followed], now: float) -> Tree:
+def live(runs: Sequence[Followed], now: float) -> Tree:
     """The live part of the tree; `runs` with the latest first."""
     active = [run for run in runs if not run.finished]
     unread = sum(run.unread for run in runs)
@@ -32,16 +31,11 @@ def live(root: Path, runs: Sequence[Followed], now: float) -> Tree:
     return {
         "sentence": _sentence(runs, active, now),
         "reading": f"Still reading: {share} % of the records are in the figures." if unread else "",
-        "runs": [_row(root, run, now) for run in active],
-        "stops": _stops(root, active, now),
-        "pools": [found for run in active if (found := worker_pool(name(root, run), run.path, now))],
-        "figures": _figures(root, runs, active),
+        "runs": [_row(run, now) for run in active],
+        "stops": _stops(active, now),
+        "pools": [found for run in active if (found := worker_pool(run.name, run.path, now))],
+        "figures": _figures(runs, active),
     }
-
-
-def name(root: Path, run: Followed) -> str:
-    """The run's path below the folder that is shown."""
-    return shown(run.path.relative_to(root)) if run.path != root else shown(root.name)
 
 
 def drawn_live(active: Sequence[Followed]) -> list[Followed]:
@@ -69,7 +63,7 @@ def _sentence(runs: Sequence[Followed], active: Sequence[Followed], now: float) 
     return f"One run, {texts[0].removeprefix('1 ')}." if len(runs) == 1 else f"{len(runs)} runs: {', '.join(texts)}."
 
 
-def _row(root: Path, run: Followed, now: float) -> Tree:
+def _row(run: Followed, now: float) -> Tree:
     facts = run.facts
     assert facts is not None, "runs that cannot be read are not shown here"
     histories, stopped = run.histories, sum(bool(history.stop) for history in run.histories)
@@ -83,7 +77,7 @@ def _row(root: Path, run: Followed, now: float) -> Tree:
         seconds = (facts.experiment.distillation.epochs - run.epoch) / run.epochs.rate
         left = seconds, seconds
     return {
-        "name": name(root, run),
+        "name": run.name,
         "n": facts.n,
         "seed": facts.experiment.seed,
         "kind": kind,
@@ -144,7 +138,7 @@ def _state(run: Followed, facts: RunFacts, stopped: int, now: float) -> tuple[st
     return "training", "training" if any(history.rounds for history in run.histories) else "in its first round"
 
 
-def _stops(root: Path, active: Sequence[Followed], now: float) -> list[Tree]:
+def _stops(active: Sequence[Followed], now: float) -> list[Tree]:
     """The latest stops; a cohort that has stopped writes no more, so its file has the time."""
     cohorts = [(run, cohort, history) for run in active for cohort, history in enumerate(run.histories)]
     found = [(run.tails[cohort].modified, run, cohort, history) for run, cohort, history in cohorts if history.stop]
@@ -152,7 +146,7 @@ def _stops(root: Path, active: Sequence[Followed], now: float) -> list[Tree]:
     stops = []
     for modified, run, cohort, h in found[:STOPS]:
         text = f"cohort {cohort} after {h.rounds:,} rounds, {h.clock / 3600:,.2f} h ({h.stop})"
-        prefix = f"{name(root, run)}: " if len(active) > 1 else ""
+        prefix = f"{run.name}: " if len(active) > 1 else ""
         stops.append({"text": prefix + text, "ago": duration(now - modified)})
     return stops
 
@@ -165,27 +159,22 @@ def worker_pool(run: str, folder: Path, now: float) -> Tree | None:
             return None
         load = json.loads(path.read_bytes())
         link = str(load.get("dashboard") or "")
-        rows = [_worker(worker) for worker in load["workers"]]
+        rows = [
+            {key: str(worker[key]) for key in ("worker", "node", "device")} | worker_cells(worker)
+            for worker in load["workers"]
+        ]
     except (OSError, ValueError, KeyError, TypeError):  # it is rewritten every second
         return None
     return {"run": run, "workers": rows, "dashboard": link if link.startswith(("http://", "https://")) else ""}
 
 
-def _worker(worker: Mapping[str, Any]) -> Tree:
-    return {key: str(worker[key]) for key in ("worker", "node", "device")} | {
-        "load": f"{100 * float(worker['load']):.0f} %",
-        "speed": f"{float(worker['samples_per_second']):,.0f}",
-        "cohorts": first_cohorts(worker["cohorts"]),
-    }
-
-
-def _figures(root: Path, runs: Sequence[Followed], active: Sequence[Followed]) -> list[Tree]:
+def _figures(runs: Sequence[Followed], active: Sequence[Followed]) -> list[Tree]:
     cohorts = [
-        ({"run": name(root, run), "cohort": cohort}, history)
+        ({"run": run.name, "cohort": cohort}, history)
         for run in drawn_live(active)
         for cohort, history in enumerate(run.histories)
     ]
-    compared = {name(root, run): run.histories for run in runs[:COMPARED]}
+    compared = {run.name: run.histories for run in runs[:COMPARED]}
     made = []
     if cohorts:
         made.append(figure("live-curves", cohort_figures.losses(cohorts, "run", cohorts[0][0]["run"])))

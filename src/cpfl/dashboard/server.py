@@ -7,7 +7,7 @@ import socketserver
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 from cpfl.dashboard.dashboard import ADDRESS, Dashboard
@@ -24,13 +24,18 @@ HEADERS = {
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-class Server(ThreadingHTTPServer):
-    """Serves one dashboard; closing it ends every answer in progress."""
+class Server(socketserver.ThreadingTCPServer):
+    """Serves the dashboard of one folder; closing it ends every answer in progress.
 
-    daemon_threads = True
+    It is no HTTPServer: that one looks up this machine's name, which may take long.
+    """
 
-    def __init__(self, dashboard: Dashboard, host: str, port: int) -> None:
-        self.dashboard = dashboard
+    daemon_threads = allow_reuse_address = True
+
+    def __init__(self, folder: Path, host: str, port: int) -> None:
+        if not folder.is_dir():
+            raise RunFolderError(f"there is no folder {folder}")
+        self.dashboard = Dashboard(folder)
         self.names = {name.lower() for name in (*LOCAL, host)}
         if not is_local(host):
             self.names.add(socket.gethostname().lower())
@@ -42,10 +47,6 @@ class Server(ThreadingHTTPServer):
         except OSError as error:
             raise SettingError(_reason(error, host, port)) from None
 
-    def server_bind(self) -> None:
-        """As a plain TCP server: the usual one looks up this machine's name, which may take long."""
-        socketserver.TCPServer.server_bind(self)
-
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore a browser that has left; anything else is a bug and is shown."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
@@ -54,8 +55,7 @@ class Server(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         """The URL for a browser."""
-        host, port = self.server_address[:2]
-        name = str(host)
+        name, port = map(str, self.server_address[:2])
         return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
 
 
@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def __getattr__(self, name: str) -> Callable[[], None]:
-        """Any other method is not allowed; the base class looks it up by name."""
+        """Refuse any other method; the base class looks it up by name."""
         if not name.startswith("do_"):
             raise AttributeError(name)
         return self._not_allowed
@@ -121,19 +121,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing: a line for every request would fill the terminal."""
-
-
-def serve(folder: Path, host: str, port: int, ready: Callable[[Server], None]) -> None:
-    """Answer until Ctrl-C; `ready` is called when the server listens."""
-    if not folder.is_dir():
-        raise RunFolderError(f"there is no folder {folder}")
-    with Server(Dashboard(folder), host, port) as server:
-        try:
-            server.dashboard.page()  # Vega's script takes seconds to make: not while a browser waits for it
-            ready(server)
-            server.serve_forever(poll_interval=0.5)
-        except KeyboardInterrupt:
-            pass
 
 
 def is_local(host: str) -> bool:

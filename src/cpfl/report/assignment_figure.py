@@ -13,7 +13,7 @@ FORMATS = (*style.CONVERT, "html", "csv")
 WHOLE = "all"
 NAMED = 20  # cohorts that still have space for their number below the bar
 COLOURED = 20  # classes that still get a colour and a name each
-TINT = 0.5  # of the palette when it is used a second time
+TINTS = ("#80B8D8", "#F2CF80", "#80CEB9", "#E6BCD3", "#AADAF4", "#EAAE80", "#C6C6C6", "#DCD68E")  # PALETTE, half white
 View = Mapping[str, Any]
 
 
@@ -85,10 +85,4 @@ def _colour(classes: Sequence[str]) -> Spec:
         scale = {"scheme": "viridis", "domain": [0, len(classes) - 1]}
         return field("index:Q", title="class, by number", scale=scale)
     legend = {"columns": 10 if max(map(len, classes)) <= 3 else 5, "symbolType": "square"}
-    colours = [*PALETTE, *map(_tinted, PALETTE)]
-    return field("class:N", title="class", scale=style.scale(classes, colours), legend=legend)
-
-
-def _tinted(colour: str) -> str:
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(part + (255 - part) * TINT):02X}" for part in parts)
+    return field("class:N", title="class", scale=style.scale(classes, PALETTE + TINTS), legend=legend)

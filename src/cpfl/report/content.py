@@ -18,20 +18,16 @@ def content(paths: Iterable[Path], max_drop: float = MAX_DROP) -> Tree:
     """Everything that a report says about the runs in these folders."""
     runs, damaged = read_all(paths)
     while True:  # until every file that is drawn can be read
-        drawn = [run for one in group(runs) for run in one.first_seeds]
-        bad = {run.name: shown(str(error)) for run in drawn if (error := _error(run)) is not None}
+        bad = {}
+        for run in (run for one in group(runs) for run in one.first_seeds):
+            try:
+                _ = run.histories, run.evaluations
+            except CpflError as error:
+                bad[run.name] = shown(str(error))
         if not bad:
             return content_of(runs, damaged, max_drop)
         damaged += bad.items()
         runs = [run for run in runs if run.name not in bad]
-
-
-def _error(run: RunFacts) -> CpflError | None:
-    try:
-        _ = run.histories, run.evaluations
-    except CpflError as error:
-        return error
-    return None
 
 
 def content_of(runs: Iterable[RunFacts], damaged: Sequence[tuple[str, str]], max_drop: float = MAX_DROP) -> Tree:

@@ -36,7 +36,8 @@ def trade_off(summaries: Iterable[Row], published: Sequence[Row] = (), recommend
     ]
     paper = [
         {"label": f"paper, n = {row['n']}", "hours": row["hours"], "accuracy": row["student"]}
-        for row in with_hours(published)
+        for row in published
+        if "hours" in row and "student" in row
     ]
     base, tooltip = style.channels("trade-off")
     label = {"text": field("label:N")}
@@ -64,11 +65,6 @@ def trade_off(summaries: Iterable[Row], published: Sequence[Row] = (), recommend
     )
     description = f"Accuracy against hours. {values}"
     return style.chart(description, *layers, height=340, points=points, front=pareto(points), paper=paper)
-
-
-def with_hours(published: Iterable[Row]) -> list[Row]:
-    """The published figures that give both accuracy and hours."""
-    return [row for row in published if "hours" in row and "student" in row]
 
 
 def pareto(points: Iterable[Row]) -> Rows:

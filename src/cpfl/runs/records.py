@@ -31,9 +31,11 @@ def repair(path: Path) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """All whole lines; one that is being written, or was cut short by a crash, is left out."""
-    if not path.is_file():
-        return []
-    content = path.read_bytes()
+    return parse(path, path.read_bytes()) if path.is_file() else []
+
+
+def parse(path: Path, content: bytes) -> list[dict[str, Any]]:
+    """The whole lines of a file with this content, or with this part of it."""
     whole = content[: content.rfind(b"\n") + 1]
     try:
         return [json.loads(line) for line in whole.splitlines()]

@@ -192,12 +192,17 @@ def worker_lines(load: Mapping[str, Any]) -> list[str]:
     chosen = rows if len(rows) <= WORKERS else sorted(rows, key=lambda row: -row["samples_per_second"])[:WORKERS]
     lines = [f"{'worker':<12}{'load':>6}{'samples/s':>12}   cohorts"]
     for row in chosen:
-        load_and_speed = f"{100 * row['load']:>4.0f} %{row['samples_per_second']:>12,.0f}"
-        lines.append(f"{row['worker']:<12}{load_and_speed}   {first_cohorts(row['cohorts'])}")
+        lines.append("{0:<12}{load:>6}{speed:>12}   {cohorts}".format(row["worker"], **worker_cells(row)))
     if rest := len(rows) - len(chosen):
         busy = sum(bool(row["cohorts"]) for row in rows)
         lines.append(f"and {rest} more; {busy} of {len(rows)} workers have cohorts")
     return lines
+
+
+def worker_cells(worker: Mapping[str, Any]) -> dict[str, str]:
+    """Load, speed and cohorts of a worker as text."""
+    load, speed = f"{100 * float(worker['load']):.0f} %", f"{float(worker['samples_per_second']):,.0f}"
+    return {"load": load, "speed": speed, "cohorts": first_cohorts(worker["cohorts"])}
 
 
 def first_cohorts(cohorts: Sequence[int]) -> str:
