@@ -140,7 +140,7 @@ def test_followed_is_as_read_at_once(run: Path) -> None:
     kept = {path: path.read_bytes() for path in (run / "rounds").iterdir()}
     for path in kept:
         path.write_bytes(b"")
-    followed = Followed(run)
+    followed = Followed(run, run.parent)
     followed.reload()
     for end in range(0, max(map(len, kept.values())) + 300, 300):
         for path, text in kept.items():
@@ -154,7 +154,7 @@ def test_a_resumed_run_that_was_truncated_between_two_updates(run: Path) -> None
     path = run / "rounds" / "cohort-0000.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:4]))
-    followed = Followed(run)
+    followed = Followed(run, run.parent)
     followed.reload()
     followed.read(MOST)
     assert followed.histories[0].rounds == 4
@@ -167,7 +167,7 @@ def test_a_resumed_run_that_was_truncated_between_two_updates(run: Path) -> None
 
 
 def test_another_run_under_the_same_name(run: Path, unfinished: Path) -> None:
-    followed = Followed(run)
+    followed = Followed(run, run.parent)
     followed.reload()
     followed.read(MOST)
     assert followed.finished
@@ -180,7 +180,7 @@ def test_another_run_under_the_same_name(run: Path, unfinished: Path) -> None:
 
 
 def test_what_has_not_changed_is_not_read(run: Path) -> None:
-    followed = Followed(run)
+    followed = Followed(run, run.parent)
     assert followed.reload()
     assert followed.read(MOST) == sum(path.stat().st_size for path in (run / "rounds").iterdir())
     assert not followed.reload()

@@ -85,22 +85,20 @@ class Dashboard:
     def _wanted(self) -> list[Followed]:
         """Runs whose records are drawn: unfinished ones first, then those that the report draws."""
         runs = self._latest()
-        facts = {run.path: facts for run in runs if (facts := run.facts) is not None}
-        drawn = {run.folder.path for one in group(facts.values()) for run in one.first_seeds}
+        drawn = {run.folder.path for one in group(run.facts for run in runs) for run in one.first_seeds}
         unfinished = [run for run in self._runs.values() if not run.finished]
         finished = [run for i, run in enumerate(runs) if run.finished and (run.path in drawn or i < COMPARED)]
         return unfinished + [run for run in finished if not run.caught_up]
 
     def _latest(self) -> list[Followed]:
         """Runs that can be read: unfinished ones, the latest to begin first; then finished ones, the latest to end."""
-        runs = [run for run in self._runs.values() if run.facts is not None]
+        runs = [run for run in self._runs.values() if not run.damage]
         return sorted(runs, key=lambda run: (run.finished, -(run.ended or run.began), run.path))
 
     def _content(self) -> Tree:
         runs = self._latest()
         damaged = [(shown(run.path), run.damage) for run in self._runs.values() if run.damage] + self._outside
-        facts = [facts for run in sorted(runs, key=lambda run: run.path) if (facts := run.facts) is not None]
-        tree = content_of(facts, damaged)
+        tree = content_of([run.facts for run in sorted(runs, key=lambda run: run.path)], damaged)
         tree |= {"live": live(runs, time.time()), "folder": shown(self.root)}
         # An experiment whose runs are all drawn live does not draw the same curves again.
         names = {shown(run.path) for run in drawn_live([run for run in runs if not run.finished])}

@@ -61,19 +61,12 @@ class Followed:
         self.began = self.ended = 0.0  # when run.json and summary.json were written; 0: not yet
         self._facts: RunFacts | None = None
         self._files: list[tuple[int, float, int] | None] = []
-        self._reset()
-
-    def _reset(self) -> None:
-        self.tails: list[Tail] = []
-        self.histories: list[CohortHistory] = []
-        self._epochs = Tail(self.path / "epochs.jsonl")
-        self.epoch = 0  # of the distillation
-        self.samples, self.epochs = Throughput(_began(self.path)), Throughput()
 
     @property
-    def facts(self) -> RunFacts | None:
-        """The run as far as it has been read; None: it cannot be read."""
-        return None if self._facts is None or self.damage else replace(self._facts, followed=self.histories)
+    def facts(self) -> RunFacts:
+        """The run as far as it has been read, unless it is damaged."""
+        assert self._facts is not None, "reload has read it, or has found damage"
+        return replace(self._facts, followed=self.histories)
 
     @property
     def finished(self) -> bool:
@@ -96,8 +89,12 @@ class Followed:
         found = [_stamp(path) for path in (*names, *sorted(self.path.glob("distillations/*/summary.json")))]
         if found == self._files:
             return False
-        if found[:1] != self._files[:1]:  # another run under the same name
-            self._reset()
+        if found[:1] != self._files[:1]:  # a run that is new, or another one under the same name
+            self.tails: list[Tail] = []
+            self.histories: list[CohortHistory] = []
+            self._epochs = Tail(self.path / "epochs.jsonl")
+            self.epoch = 0  # of the distillation
+            self.samples, self.epochs = Throughput(_began(self.path)), Throughput()
         self._files, self.damage, self.caught_up = found, "", False
         self.began, self.ended = (stamp[1] if stamp else 0.0 for stamp in (found[0], found[2]))
         try:
@@ -106,8 +103,8 @@ class Followed:
                 cohorts = range(len(self._facts.about["cohorts"]))
                 self.tails = [Tail(self._facts.folder.rounds(cohort)) for cohort in cohorts]
                 self.histories = [CohortHistory() for _ in cohorts]
-            followed = replace(self._facts, followed=self.histories)
-            _ = followed.cohorts, followed.students
+            facts = self.facts
+            _ = facts.cohorts, facts.students
         except READ_ERRORS as error:
             self.damage = damage(error)
         return True
@@ -115,7 +112,7 @@ class Followed:
     def read(self, most: int) -> int:
         """Read new records of about so many bytes; the number of bytes read."""
         before = most
-        if self._facts is None or self.damage:
+        if self.damage:
             return 0
         try:
             for cohort in range(len(self.tails)):
@@ -147,7 +144,7 @@ class Followed:
         if begins:
             before = 0
             self.histories[cohort] = CohortHistory()
-        self.histories[cohort].extend(lines)
+        self.histories[cohort].extend(lines, tail.path)
         return tail.read - before
 
 

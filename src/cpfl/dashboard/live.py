@@ -65,7 +65,6 @@ def _sentence(runs: Sequence[Followed], active: Sequence[Followed], now: float) 
 
 def _row(run: Followed, now: float) -> Tree:
     facts = run.facts
-    assert facts is not None, "runs that cannot be read are not shown here"
     histories, stopped = run.histories, sum(bool(history.stop) for history in run.histories)
     kind, state = _state(run, facts, stopped, now)
     speed, left = 0.0, None

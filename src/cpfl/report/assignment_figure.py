@@ -1,23 +1,22 @@
 """The figure of a cohort assignment: each cohort's labels beside those of all clients, and the length of its rounds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cpfl.errors import SettingError
 from cpfl.report import style
-from cpfl.report.style import PALETTE, Spec, field, mark
+from cpfl.report.style import PALETTE, Row, Spec, field, mark
 
 FORMATS = (*style.CONVERT, "html", "csv")
 WHOLE = "all"
 NAMED = 20  # cohorts that still have space for their number below the bar
 COLOURED = 20  # classes that still get a colour and a name each
 TINTS = ("#80B8D8", "#F2CF80", "#80CEB9", "#E6BCD3", "#AADAF4", "#EAAE80", "#C6C6C6", "#DCD68E")  # PALETTE, half white
-View = Mapping[str, Any]
 
 
-def picture(views: Sequence[View], title: str, classes: Sequence[str]) -> Spec:
+def picture(views: Sequence[Row], title: str, classes: Sequence[str]) -> Spec:
     """The specification, with a pair of charts for every n."""
     charts: list[Spec] = []
     rows: dict[str, list[dict[str, Any]]] = {}

@@ -9,10 +9,9 @@ from cpfl.report import style
 from cpfl.report.cohort_figures import short
 from cpfl.report.groups import Group
 from cpfl.report.reading import RunFacts
-from cpfl.report.style import BLUE, GREEN, GREY, Rows, Spec, field, mark, only
+from cpfl.report.style import BLUE, GREEN, GREY, Row, Rows, Spec, field, mark, only
 from cpfl.report.tables import by_cohorts
 
-Row = Mapping[str, Any]
 AGAINST = [name for name in style.FIGURES if name.endswith("-against-n")]
 HOLLOW: Spec = {"shape": "diamond", "size": 90, "strokeWidth": 2}
 

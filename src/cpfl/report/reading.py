@@ -57,13 +57,14 @@ class CohortHistory:
         self._last: Point | None = None
         self._seen, self._stride = 0, 1
 
-    def extend(self, lines: Iterable[Mapping[str, Any]]) -> "CohortHistory":
-        """Add the records of more rounds."""
+    def extend(self, lines: Iterable[Mapping[str, Any]], path: Path | str = "a cohort's file") -> "CohortHistory":
+        """Add the records of more rounds, from this file."""
         try:
             for line in lines:
                 self._add(line)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # valid JSON of another shape
-            raise DamagedError(f"a record is not that of a round: {type(error).__name__} {error}") from None
+            reason = f"a record is not that of a round: {type(error).__name__} {error}"
+            raise DamagedError(f"{path} is damaged: {reason}") from None
         return self
 
     @property
@@ -131,7 +132,8 @@ class RunFacts:
         """Every cohort's records, reduced; reading them is the only slow step here."""
         if self.followed is not None:
             return self.followed
-        return [_history(self.folder.rounds(cohort)) for cohort in range(len(self.about["cohorts"]))]
+        paths = map(self.folder.rounds, range(len(self.about["cohorts"])))
+        return [CohortHistory().extend(records.read(path), path) for path in paths]
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -208,14 +210,6 @@ def damage(error: Exception) -> str:
 def shown(path: Path | str) -> str:
     """Text for a page: file names may hold bytes that are no text."""
     return os.fsencode(path).decode(errors="replace")
-
-
-def _history(path: Path) -> CohortHistory:
-    lines = records.read(path)
-    try:
-        return CohortHistory().extend(lines)
-    except DamagedError as error:
-        raise DamagedError(f"{path} is damaged: {error}") from None
 
 
 def _check_published(path: Path, carried: Any) -> None:

@@ -18,7 +18,8 @@ WIDTH, HEIGHT = 560, 300
 PLAIN = ",.6~g"  # numbers on an axis: no powers of ten, no needless zeros
 TYPES = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
 Spec = dict[str, Any]
-Rows = Sequence[Mapping[str, Any]]
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
 CONVERT: dict[str, Callable[[str], bytes]] = {
     "svg": str.encode,
     "pdf": vl_convert.svg_to_pdf,

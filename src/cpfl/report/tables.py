@@ -1,8 +1,7 @@
 """Tables over runs: means for every n, for a terminal and for the page, and the list of runs."""
 
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +10,11 @@ from rich.table import Table
 
 from cpfl.errors import CpflError
 from cpfl.report.reading import MEASURES, find_runs, read
-from cpfl.report.style import FIGURES
+from cpfl.report.style import FIGURES, Row
 
 WIDE = 108  # characters of a terminal that shows every column
 WASTED = "wasted_cpu_hours"
 LISTED = ("path", "name", "cohorts", "clients", "seed", "state", "rounds", "hours", "student_accuracy")
-Row = Mapping[str, Any]
 
 
 class _Column(NamedTuple):
@@ -36,11 +34,9 @@ TERMINAL = (*NARROW[:2], "ensemble_accuracy", *NARROW[2:5], "comm_gb", "rounds",
 
 def by_cohorts(summaries: Iterable[Row]) -> list[dict[str, Any]]:
     """Mean and spread over seeds for every n, and the speed-up of the mean hours and CPU hours against n = 1."""
-    groups: dict[int, list[Row]] = defaultdict(list)
-    for summary in summaries:
-        groups[summary["cohorts"]].append(summary)
-    rows = []
-    for n, group in sorted(groups.items()):
+    rows, given = [], list(summaries)
+    for n in sorted({summary["cohorts"] for summary in given}):
+        group = [summary for summary in given if summary["cohorts"] == n]
         row: dict[str, Any] = {"cohorts": n, "seeds": len(group), "cut_off": sum(s.get("cut_off", 0) for s in group)}
         for key in MEASURES:
             values = [summary[key] for summary in group]

@@ -4,12 +4,12 @@ import base64
 import hashlib
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Container, Iterable
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any, NamedTuple
 
 import jinja2
@@ -27,6 +27,14 @@ FIGURES = "figures"
 VEGA = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
 DRAWN = re.compile(r'<div class="picture" data-figure="([\w.-]+)"')  # in a page: the names of its figures
 
+_pages = resources.files("cpfl.report").joinpath("page")
+_templates = jinja2.Environment(
+    loader=jinja2.FunctionLoader(lambda name: _pages.joinpath(name).read_text(encoding="utf-8")),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 _vega = cache(vl_convert.javascript_bundle)  # Vega, Vega-Lite and Vega-Embed as one script
 
 
@@ -55,8 +63,7 @@ def report(*folders: str | Path, out: str | Path | None = None, max_drop: float 
     where = Path(out) if out is not None else Path(folders[0])
     with files.explained(where):
         (where / FIGURES).mkdir(parents=True, exist_ok=True)
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "encoding": "utf-8"}
-    with subprocess.Popen([sys.executable, "-c", VEGA], **pipes) as other:
+    with Popen([sys.executable, "-c", VEGA], stdout=PIPE, stderr=DEVNULL, encoding="utf-8") as other:
         tree = content(paths, max_drop)
         drawn = style.save_all({figure["id"]: figure["spec"] for figure in all_figures(tree)}, where / FIGURES)
         vega, _ = other.communicate()
@@ -96,17 +103,18 @@ def render(tree: Tree, *, refresh: str = "", folder: str = "", vega: str = "") -
     vega
         Vega's script, if the caller has it already.
     """
-    scripts = [vega or _vega(), _text("page.js")]
+    scripts = [vega or _vega(), _pages.joinpath("page.js").read_text(encoding="utf-8")]
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     update = fresh(tree, folder)
     figures = json.dumps(update["figures"], allow_nan=False, separators=(",", ":"), ensure_ascii=True)
-    return _template("page.html").render(
+    return _templates.get_template("page.html").render(
         tree=tree,
         body=update["body"],
         figures=figures.replace("<", "\\u003c"),  # cannot end the script element it stands in
         refresh=refresh,
-        style=_text("page.css"),
+        style=_pages.joinpath("page.css").read_text(encoding="utf-8"),
         scripts=scripts,
-        hashes=[_hash(script) for script in scripts],
+        hashes=[f"sha256-{base64.b64encode(digest).decode()}" for digest in digests],  # a browser runs no other script
     )
 
 
@@ -120,23 +128,5 @@ def fresh(tree: Tree, folder: str = "") -> dict[str, Any]:
         figure["id"]: {key: value for key, value in figure["spec"].items() if key != "title"} | fit
         for figure in all_figures(tree)
     }
-    body = _template("body.html").render(tree=tree, files=folder, formats=list(style.CONVERT))
+    body = _templates.get_template("body.html").render(tree=tree, files=folder, formats=list(style.CONVERT))
     return {"body": body, "figures": figures}
-
-
-@cache
-def _hash(script: str) -> str:
-    """The hash by which a browser allows this script in the page, and no other."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
-
-
-@cache
-def _template(name: str) -> jinja2.Template:
-    strict: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
-    loader = jinja2.FunctionLoader(_text)
-    return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict).get_template(name)
-
-
-@cache
-def _text(name: str) -> str:
-    return resources.files("cpfl.report").joinpath("page", name).read_text(encoding="utf-8")
