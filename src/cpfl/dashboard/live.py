@@ -70,8 +70,7 @@ def _row(run: Followed, now: float) -> Tree:
     speed, left = 0.0, None
     if kind == "training":
         speed = run.samples.rate
-        budgets = _cpu_budgets(facts)
-        left = training_left(speed, facts.experiment, facts.about["cohorts"], histories, budgets)
+        left = training_left(speed, facts.experiment, facts.about["cohorts"], histories, _cpu_budgets(facts))
     elif kind == "distilling" and run.epochs.rate:
         seconds = (facts.experiment.distillation.epochs - run.epoch) / run.epochs.rate
         left = seconds, seconds
@@ -141,9 +140,8 @@ def _stops(active: Sequence[Followed], now: float) -> list[Tree]:
     """The latest stops; a cohort that has stopped writes no more, so its file has the time."""
     cohorts = [(run, cohort, history) for run in active for cohort, history in enumerate(run.histories)]
     found = [(run.tails[cohort].modified, run, cohort, history) for run, cohort, history in cohorts if history.stop]
-    found.sort(key=lambda stop: -stop[0])
     stops = []
-    for modified, run, cohort, h in found[:STOPS]:
+    for modified, run, cohort, h in sorted(found, key=lambda stop: -stop[0])[:STOPS]:
         text = f"cohort {cohort} after {h.rounds:,} rounds, {h.clock / 3600:,.2f} h ({h.stop})"
         prefix = f"{run.name}: " if len(active) > 1 else ""
         stops.append({"text": prefix + text, "ago": duration(now - modified)})

@@ -11,6 +11,7 @@ from cpfl.report.style import PALETTE, Row, Spec, field, mark
 
 FORMATS = (*style.CONVERT, "html", "csv")
 WHOLE = "all"
+HEADING: Spec = {"fontSize": 12, "fontWeight": "normal"}
 NAMED = 20  # cohorts that still have space for their number below the bar
 COLOURED = 20  # classes that still get a colour and a name each
 TINTS = ("#80B8D8", "#F2CF80", "#80CEB9", "#E6BCD3", "#AADAF4", "#EAAE80", "#C6C6C6", "#DCD68E")  # PALETTE, half white
@@ -52,7 +53,7 @@ def _labels(name: str, order: Sequence[str], classes: Sequence[str], heading: st
     axes, tooltip = style.channels("assignment-labels")
     look = {"x": _cohorts(order, title=None, labels=False), "color": _colour(classes), "order": field("index:Q")}
     bars = mark("bar", axes | tooltip | look, data=name, stroke="white", strokeWidth=min(0.8, 20 / len(order)))
-    return bars | {"width": style.WIDTH, "height": 220, "title": _heading(heading)}
+    return bars | {"width": style.WIDTH, "height": 220, "title": HEADING | {"text": heading}}
 
 
 def _rounds(name: str, order: Sequence[str], without_slowest: bool) -> Spec:
@@ -64,12 +65,8 @@ def _rounds(name: str, order: Sequence[str], without_slowest: bool) -> Spec:
     if not without_slowest:
         return bars | size
     ticks = mark("tick", base | {"y": field("slowest_hours:Q")}, data=name, color=style.ORANGE, thickness=2)
-    title = _heading("expected; the line: when its slowest client takes part")
+    title = HEADING | {"text": "expected; the line: when its slowest client takes part"}
     return {"layer": [bars, ticks], "title": title, **size}
-
-
-def _heading(text: str) -> Spec:
-    return {"text": text, "fontSize": 12, "fontWeight": "normal"}
 
 
 def _cohorts(order: Sequence[str], title: str | None, labels: bool) -> Spec:

@@ -60,9 +60,8 @@ def losses(cohorts: Sequence[tuple[dict[str, Any], CohortHistory]], key: str, ch
         ]
     first = f"Validation loss over virtual hours, n = {chosen} shown first"
     description = first if by_n else "Validation loss of every cohort over virtual hours, with stops"
-    return style.chart(
-        description, *layers, params=[_menu(key, counts, chosen)] if menu else [], cohorts=_loss_rows(cohorts)
-    )
+    params = [_menu(key, counts, chosen)] if menu else []
+    return style.chart(description, *layers, params=params, cohorts=_loss_rows(cohorts))
 
 
 def side_by_side(runs: Mapping[str, Sequence[CohortHistory]]) -> Spec:

@@ -74,16 +74,14 @@ def _notes(groups: Sequence[Group], damaged: Sequence[Any]) -> list[str]:
         )
     unfinished = sum(run.summary is None for one in groups for run in one.runs)
     if unfinished:
-        notes.append(f"{_are(unfinished, 'run')} unfinished and in no mean; the list of runs shows their progress.")
+        are = "run is" if unfinished == 1 else "runs are"
+        notes.append(f"{unfinished} {are} unfinished and in no mean; the list of runs shows their progress.")
     if damaged:
-        notes.append(f"{_are(len(damaged), 'folder')} damaged and left out; the last section names the damage.")
+        are = "folder is" if len(damaged) == 1 else "folders are"
+        notes.append(f"{len(damaged)} {are} damaged and left out; the last section names the damage.")
     if any(len({(run.n, run.experiment.seed) for run in one.runs}) < len(one.runs) for one in groups):
         notes.append("Some n was run more than once with the same seed; every run is counted.")
     return notes
-
-
-def _are(count: int, what: str) -> str:
-    return f"{count} {what}{' is' if count == 1 else 's are'}"
 
 
 def _group(one: Group, advice: Advice, several: bool) -> Tree:

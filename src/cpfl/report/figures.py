@@ -169,9 +169,8 @@ def earlier(name: str, rows: Rows, numbers: Iterable[int], published: Iterable[R
 
 def _accuracy_at(run: RunFacts, moment: float) -> float | None:
     final = run.students[0]
-    if final.hours <= moment:
-        return final.accuracy
-    return next((s.accuracy for s in run.students if s.at == moment), None)
+    found = [final] if final.hours <= moment else [s for s in run.students if s.at == moment]
+    return found[0].accuracy if found else None
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from cpfl.runs import files
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8AE1E")
 BLUE, ORANGE, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[6]
 WIDTH, HEIGHT = 560, 300
-PLAIN = ",.6~g"  # numbers on an axis: no powers of ten, no needless zeros
+PLAIN = ",.6~g"  # numbers on an axis: no powers of ten, no needless zeros; as in figures.toml
 TYPES = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
 Spec = dict[str, Any]
 Row = Mapping[str, Any]
@@ -25,13 +25,8 @@ CONVERT: dict[str, Callable[[str], bytes]] = {
     "pdf": vl_convert.svg_to_pdf,
     "png": lambda svg: vl_convert.svg_to_png(svg, scale=2),
 }
-CONFIG: Spec = {
-    "axis": {"gridOpacity": 0.5, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12},
-    "legend": {"orient": "top", "titleFontWeight": "normal", "labelFontSize": 11, "titleOrient": "left", "columns": 4},
-    "title": {"anchor": "start", "fontSize": 14},
-    "view": {"stroke": None},
-}
 FIGURES: Spec = tomllib.loads(resources.files("cpfl.report").joinpath("figures.toml").read_text(encoding="utf-8"))
+CONFIG: Spec = FIGURES["config"] | {"view": {"stroke": None}}  # TOML knows no null
 SHARED: Spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.4.1.json", "config": CONFIG}
 
 

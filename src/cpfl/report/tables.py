@@ -124,13 +124,12 @@ def overview(folder: Path) -> list[dict[str, Any]]:
 def run_list(rows: Iterable[Row]) -> Table:
     """The overview as a table for a terminal."""
     table = Table()
-    columns = {"path": "run", "cohorts": "n", "seed": "seed", "state": "state"}
-    for key, head in columns.items():
-        table.add_column(head, justify="left" if key in ("path", "state") else "right", overflow="fold")
-    formats = {"rounds": ",d", "hours": ".2f", "student_accuracy": ".2f"}
+    for head in ("run", "n", "seed", "state"):
+        table.add_column(head, justify="left" if head in ("run", "state") else "right", overflow="fold")
     for head in ("rounds", "hours", "student %"):
         table.add_column(head, justify="right")
+    texts, formats = ("path", "cohorts", "seed", "state"), {"rounds": ",d", "hours": ".2f", "student_accuracy": ".2f"}
     for row in rows:
-        values = ((row[key], formats.get(key, "")) for key in (*columns, *formats))
+        values = ((row[key], formats.get(key, "")) for key in (*texts, *formats))
         table.add_row(*("–" if value is None else format(value, form) for value, form in values))
     return table

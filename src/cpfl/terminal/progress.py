@@ -142,10 +142,6 @@ class ProgressEstimate:
         self.clock = max(self.clock, session.clock)
         self.stopped += bool(session.stopped)
 
-    def samples_per_second(self) -> float:
-        """Since this process started or resumed the run."""
-        return self.samples / max(time.monotonic() - self.began, 1e-9)
-
     def seconds_left(self) -> Bounds:
         """Real seconds of training left.
 

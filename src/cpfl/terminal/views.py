@@ -124,7 +124,8 @@ class RunView(LiveView, Callback):
         return f"{stopped} · {progress.rounds:,} rounds · {progress.clock / 3600:.2f} h"
 
     def _speed(self) -> str:
-        return f"{self._progress.samples_per_second():,.0f} samples/s"
+        """Since this process started or resumed the run."""
+        return f"{self._progress.samples / max(time.monotonic() - self._progress.began, 1e-9):,.0f} samples/s"
 
     def _student(self, record: EpochRecord) -> str:
         facts = f"epoch {record.epoch} of {self._epochs} · loss {record.loss:.4f} · {record.accuracy:.2f} %"
