@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 
 from cpfl.data.federated import Given
-from cpfl.federation.accounting import round_cpu_seconds
+from cpfl.federation.selection.base import round_cpu_seconds
 from cpfl.settings import experiment_file
 from cpfl.task.overview import assignment_view
 from cpfl.task.task import build_task

@@ -14,9 +14,11 @@ import torch
 from cpfl.distillation.evaluation import EVALUATORS
 from cpfl.engines.base import Engine, OnRound
 from cpfl.errors import DamagedError
-from cpfl.federation import accounting, stopping
+from cpfl.federation import stopping
+from cpfl.federation.messages import Cost
+from cpfl.federation.selection.base import round_cpu_seconds
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.federation.stopping import ROUNDING, Cost, Evaluation
+from cpfl.federation.stopping import ROUNDING, Evaluation
 from cpfl.runs import files, records
 from cpfl.runs.recorder import RunRecorder
 from cpfl.task.task import Task
@@ -44,7 +46,7 @@ class Phases:
     def _share_first_phase(self, task: Task) -> None:
         """Share the limit for the first phase, by what devices and data say of a round."""
         sizes = task.data.clients.training_sizes
-        expected = accounting.round_cpu_seconds(task.experiment.federation, task.fleet, sizes, task.cohorts)
+        expected = round_cpu_seconds(task.experiment.federation, task.fleet, sizes, task.cohorts)
         limit, price = self._stopping.max_cpu_hours * 3600, self._evaluator.cost().cpu_seconds
         budgets = stopping.share_budget(limit, price, self._stopping.eval_interval, [0.0] * len(expected), expected)
         for session, seconds in zip(self._sessions, budgets, strict=True):

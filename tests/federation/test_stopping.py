@@ -85,7 +85,7 @@ def reason(
     if best:
         rule.update(best, 1.0, 0.0, 0.0)
     decision = rule.update(round, None, clock, cpu)
-    return decision.stop or limit_reached(stopping, max_rounds, round, clock, cpu, last, allowed)
+    return decision.stop or limit_reached(stopping, max_rounds, round, clock + last[0], cpu + last[1], allowed)
 
 
 def test_patience() -> None:

@@ -15,8 +15,9 @@ from torch.nn import functional
 from cpfl import models
 from cpfl.distillation.ensemble import Chunks, Ensemble, Precision
 from cpfl.errors import CpflError
+from cpfl.federation.messages import Cost
 from cpfl.federation.selection.base import participants_per_round
-from cpfl.federation.stopping import Cost, client_evaluation_cost, server_evaluation_cost
+from cpfl.federation.stopping import client_evaluation_cost, server_evaluation_cost
 from cpfl.models import State
 from cpfl.randomness import stream
 from cpfl.settings import Distillation
@@ -85,8 +86,7 @@ class EnsembleAccuracy(Evaluator):
                 own[np.asarray(members)] = size
         samples = task.data.clients.validation_sizes[clients]
         down = client_evaluation_cost(task.fleet, clients, samples, n, sum(bytes_N) - own[clients])
-        up = server_evaluation_cost(sum(bytes_N) if n > 1 else 0)
-        return Cost(down.seconds, down.cpu_seconds, up.bytes + down.bytes)
+        return down + server_evaluation_cost(sum(bytes_N) if n > 1 else 0)
 
 
 class PublicAgreement(Evaluator):

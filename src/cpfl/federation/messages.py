@@ -1,4 +1,4 @@
-"""What goes into a session and what comes out of it: rounds to train, their results, records and snapshots."""
+"""What goes into a session and what comes out of it: rounds to train, their results, costs, records and snapshots."""
 
 from dataclasses import dataclass, field
 
@@ -88,6 +88,31 @@ class RoundResult:
     bytes: int | None = None  # measured traffic
     excluded: dict[int, str] = field(default_factory=dict)  # participants whose work is not in the model, and why
     algorithm_state: AlgorithmState = field(default_factory=AlgorithmState)  # what the round changed of it
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What something takes: virtual seconds until it ends, CPU seconds and bytes of all clients."""
+
+    seconds: float
+    cpu_seconds: float
+    bytes: int
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.seconds + other.seconds, self.cpu_seconds + other.cpu_seconds, self.bytes + other.bytes)
+
+
+NOTHING = Cost(0.0, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class RoundCost(Cost):
+    """What a round takes, with what is wasted on work that is discarded; the fields of its record."""
+
+    slowest: int  # the client that all others waited for
+    repeats: int = 0  # attempts that returned too few results
+    wasted_cpu_seconds: float = 0.0
+    wasted_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from cpfl.cohorts.base import Members
 from cpfl.devices.fleet import Fleet
 from cpfl.federation import optimizers
-from cpfl.federation.accounting import Waste, observed_cost
 from cpfl.federation.messages import (
+    NOTHING,
     AlgorithmState,
     ClientResult,
     ClosedRound,
@@ -71,9 +71,9 @@ class Session:
         self._shown = start  # the model that stands for the cohort: the newest, or the moving average
         known = np.zeros(0, np.int64) if sizes is None else sizes
         size = optimizers.one_way_bytes(experiment.federation, model_bytes)
-        self._info = CohortInfo(cohort, self.clients, experiment.federation, fleet, size, known)
+        info = CohortInfo(cohort, self.clients, experiment.federation, fleet, size, known)
         kind = Buffered if experiment.federation.buffer_size else Synchronous
-        self._planner: RoundPlanner = kind(self._info, experiment.devices.crash_rate, experiment.seed)
+        self._planner: RoundPlanner = kind(info, experiment.devices.crash_rate, experiment.seed)
         self._plans: dict[int, RoundPlan] = {}  # of rounds that are not closed
 
     def open_round(self) -> RoundRequest:
@@ -117,7 +117,7 @@ class Session:
         loss = sum(reports) / len(reports) if reports else None
 
         plan = self._plan(number)
-        cost = plan.cost or observed_cost(self._info, outcome)
+        cost = self._planner.cost(plan, outcome)
         clock, cpu_seconds = self.clock + cost.seconds, self.cpu_seconds + cost.cpu_seconds
         self._planner.close(plan, number, self.model, results, cost.seconds, clock)
         del self._plans[number]
@@ -156,7 +156,7 @@ class Session:
 
     def _with_unfinished(self, record: RoundRecord) -> RoundRecord:
         """The record with the work that is discarded because it is unfinished when a cohort stops."""
-        lost = self._planner.unfinished(self.clock) if self.stopped else Waste()
+        lost = self._planner.unfinished(self.clock) if self.stopped else NOTHING
         self.cpu_seconds += lost.cpu_seconds
         self.bytes += lost.bytes
         return replace(
@@ -261,9 +261,9 @@ class Session:
     def _limit_reached(self, seconds: float, cpu_seconds: float) -> str:
         if self._stop_request:
             return self._stop_request
-        e, last = self._experiment, (seconds, cpu_seconds)
+        e, clock, cpu_seconds = self._experiment, self.clock + seconds, self.cpu_seconds + cpu_seconds
         budget = math.inf if self.round >= self._phase_end else self.cpu_budget  # an evaluation shares it anew
-        return limit_reached(e.stopping, e.max_rounds, self.round, self.clock, self.cpu_seconds, last, budget)
+        return limit_reached(e.stopping, e.max_rounds, self.round, clock, cpu_seconds, budget)
 
     def _due(self, before: Snapshot) -> list[Snapshot]:
         """The snapshots since that moment: every so many rounds or hours, and the last model."""

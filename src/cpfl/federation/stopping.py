@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpfl.devices.fleet import Fleet
+from cpfl.federation.messages import Cost
 from cpfl.settings import Stopping
 
 FEWEST = 4  # evaluations for a line: one through fewer says little
@@ -112,33 +113,19 @@ class Joint(StoppingRule):
 
 
 def limit_reached(
-    stopping: Stopping,
-    max_rounds: int,
-    round: int,
-    clock: float,
-    cpu_seconds: float,
-    last: tuple[float, float],
-    cpu_budget: float,
+    stopping: Stopping, max_rounds: int, round: int, next_clock: float, next_cpu_seconds: float, cpu_budget: float
 ) -> str:
     """The limit that ends a cohort after this round; empty: none does.
 
-    A limit stops a cohort before the round that would exceed it, if that costs as much as the `last` one (seconds, CPU
-    seconds). Each cohort has a `cpu_budget` of its own, in seconds, so that none waits for another.
+    A limit stops a cohort before the round that would exceed it. `next_clock` and `next_cpu_seconds` are the cohort's
+    after another round that costs as much as this one. Each cohort has a `cpu_budget` of its own, in seconds, so that
+    none waits for another.
     """
-    if stopping.max_hours and clock + last[0] > stopping.max_hours * 3600 + ROUNDING:
+    if stopping.max_hours and next_clock > stopping.max_hours * 3600 + ROUNDING:
         return "hours"
-    if cpu_seconds + last[1] > cpu_budget + ROUNDING:
+    if next_cpu_seconds > cpu_budget + ROUNDING:
         return "cpu hours"
     return "max rounds" if round >= max_rounds else ""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What an evaluation takes: virtual seconds until the slowest client has answered, CPU seconds and bytes of all."""
-
-    seconds: float
-    cpu_seconds: float
-    bytes: int
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from cpfl.cohorts.base import ClientView, CohortAssignment, Cohorts, as_cohorts
 from cpfl.data.federated import FederatedData
 from cpfl.devices.fleet import Fleet
 from cpfl.errors import CpflError, SettingError, first_line
-from cpfl.federation.accounting import round_seconds
+from cpfl.federation.selection.base import round_seconds
 from cpfl.settings import Assignment, Experiment
 from cpfl.settings.choices import ASSIGNMENT_RULES
 

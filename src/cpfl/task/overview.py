@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpfl.cohorts.base import expected_longest, skews
-from cpfl.federation.accounting import round_seconds
-from cpfl.federation.selection.base import participants_per_round
+from cpfl.federation.selection.base import participants_per_round, round_seconds
 from cpfl.task.assignment import assignment_rule
 from cpfl.task.task import Task
 

@@ -23,16 +23,11 @@ def one_way_bytes(federation: Federation, model_bytes: int) -> int:
     return model_bytes * client_optimizer(federation).traffic
 
 
-def check(federation: Federation, participants: int | None = None) -> None:
-    """Refuse optimizers that do not exist or do not go together, before anything is written.
-
-    `participants` is how many clients of the smallest cohort take part in a round, where that is known.
-    """
+def check(federation: Federation) -> None:
+    """Refuse optimizers that do not exist or do not go together, before anything is written."""
     client, server = client_optimizer(federation), server_optimizer(federation)
     local_training.lr_schedule(federation)
     if problem := _conflict(federation, client, server):
-        raise SettingError(problem)
-    if participants is not None and (problem := server.shortage(participants, "the smallest cohort has at most")):
         raise SettingError(problem)
 
 

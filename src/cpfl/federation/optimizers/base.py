@@ -101,12 +101,10 @@ class ServerOptimizer:
         """A number for `update`, from the (samples, steps) of a round's clients."""
         return 1.0
 
-    def shortage(self, participants: int, whose: str) -> str:
-        """What is wrong with so many participants in every round, in one sentence; empty: nothing is."""
-        if participants >= self.min_results:
-            return ""
+    def shortage(self, participants: int, cohort: str) -> str:
+        """What is wrong with so many participants in every round, fewer than `min_results`, in one sentence."""
         needs = f"federation.server = {self.settings.server!r} needs {self.min_results} participants in every round"
-        return f"{needs}, and {whose} {participants}"
+        return f"{needs}, and {cohort} has {participants}"
 
     def clip_update(self, models: Tensor, start: Tensor) -> Tensor:
         """Clients' models with their updates clipped to federation.max_update_norm (Sun et al. 2019)."""

@@ -35,8 +35,8 @@ class FedAvgM(ServerOptimizer):
         return model.add(momentum, alpha=self.lr)
 
 
-class _Adaptive(ServerOptimizer):
-    """Reddi et al. 2021, Algorithm 2; without bias correction, and v begins at τ².
+class FedAdam(ServerOptimizer):
+    """Reddi et al. 2021, Algorithm 2: v forgets. There is no bias correction, and v begins at τ².
 
     `lr` is η, `beta1` and `beta2` are the decay rates of m and v as the authors set them, `tau` is how adaptive it is:
     smaller is more.
@@ -72,11 +72,11 @@ class _Adaptive(ServerOptimizer):
         return model.addcdiv(first, size, value=self.lr)
 
     def grow(self, second: Tensor, squares: Tensor) -> Tensor:
-        """v from Δ², in place."""
-        raise NotImplementedError
+        """v ← β₂ v + (1 − β₂) Δ², in place."""
+        return second.lerp_(squares, 1 - self.beta2)
 
 
-class FedAdagrad(_Adaptive):
+class FedAdagrad(FedAdam):
     """v only grows, and `beta1` is 0 as its authors set it."""
 
     def __init__(self, federation: Federation, lr: float = ADAPTIVE_LR, beta1: float = 0.0, tau: float = 1e-3) -> None:
@@ -87,15 +87,7 @@ class FedAdagrad(_Adaptive):
         return second.add_(squares)
 
 
-class FedAdam(_Adaptive):
-    """v forgets."""
-
-    def grow(self, second: Tensor, squares: Tensor) -> Tensor:
-        """v ← β₂ v + (1 − β₂) Δ²."""
-        return second.lerp_(squares, 1 - self.beta2)
-
-
-class FedYogi(_Adaptive):
+class FedYogi(FedAdam):
     """v forgets no faster than Δ² says."""
 
     def grow(self, second: Tensor, squares: Tensor) -> Tensor:
@@ -180,19 +172,17 @@ class Krum(ServerOptimizer):
         outvoted = 2 * num_byzantine + 3 if num_byzantine else 1  # Proposition 4.2: 2f + 2 < n
         self.min_results = max(outvoted, num_byzantine + num_selected)  # of n the f farthest must be left out
 
-    def shortage(self, participants: int, whose: str) -> str:
+    def shortage(self, participants: int, cohort: str) -> str:
         """Which of the two arguments asks for more participants."""
         bad, selected = self.num_byzantine, self.num_selected
-        if participants >= self.min_results:
-            return ""
         if bad and participants < 2 * bad + 3:
             return (
                 f"federation.server_args.num_byzantine = {bad} needs {2 * bad + 3} participants in every round, and "
-                f"{whose} {participants}: allowed are 0 to {max(0, (participants - 3) // 2)}"
+                f"{cohort} has {participants}: allowed are 0 to {max(0, (participants - 3) // 2)}"
             )
         return (
             f"federation.server_args.num_selected = {selected} must leave out num_byzantine = {bad} of a round's "
-            f"participants, and {whose} {participants}: allowed are 1 to {participants - bad}"
+            f"participants, and {cohort} has {participants}: allowed are 1 to {participants - bad}"
         )
 
     def aggregate(self, models_KP: Tensor) -> Tensor:

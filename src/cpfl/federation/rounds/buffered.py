@@ -5,7 +5,7 @@ A "round" is one update of the model here. Its server learning rate is 1.
 """
 
 from cpfl.errors import CpflError, SettingError
-from cpfl.federation.accounting import Waste
+from cpfl.federation.messages import NOTHING
 from cpfl.federation.rounds.plan import MAX_ATTEMPTS, Pending, RoundPlan, RoundPlanner
 from cpfl.federation.selection.base import CohortInfo, participants_per_round
 from cpfl.randomness import stream
@@ -30,7 +30,7 @@ class Buffered(RoundPlanner):
     def plan(self, number: int, clock: float) -> RoundPlan:
         """The next K clients that arrive; whenever one arrives or is lost, another begins."""
         running, buffer = list(self._pending), list[Pending]()
-        now, starts, waste = clock, 0, Waste()
+        now, starts, waste = clock, 0, NOTHING
         for _ in range(MAX_ATTEMPTS * self._size):
             concurrency = self._concurrency
             if not running and not self._available(now, buffer):  # wait for the first that becomes available
@@ -43,7 +43,7 @@ class Buffered(RoundPlanner):
             running.remove(done)
             now = max(now, done.ends)
             if not done.outcome.arrives:
-                waste += done.outcome.wasted(done.outcome.lasts, self._cohort.sent_bytes)
+                waste += self._wasted(done.outcome, done.outcome.lasts, ended=True)
                 continue
             buffer.append(done)
             if len(buffer) == self._size:

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cpfl.errors import SettingError
-from cpfl.federation.accounting import RoundCost, Waste
-from cpfl.federation.messages import ClientResult
+from cpfl.federation.messages import NOTHING, ClientResult, Cost, RoundCost, RoundResult
 from cpfl.federation.optimizers import server_optimizer
 from cpfl.federation.selection.base import CohortInfo, participants_per_round
 from cpfl.models import State
@@ -35,12 +34,6 @@ class ClientOutcome:
         if self.arrives and seconds >= self.lasts:
             return self.computing
         return max(0.0, min(self.computing, min(seconds, self.lasts) - self.download))
-
-    def wasted(self, seconds: float, model_bytes: int) -> Waste:
-        """What is wasted if it is discarded so many seconds after it began: it received the model, and has sent its own
-        if it had arrived by then."""
-        sent = self.arrives and self.lasts <= seconds
-        return Waste(self.spent(seconds), model_bytes * (1 + sent))
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ class RoundPlanner:
         self._cohort, self._settings, self._crash_rate, self._seed = cohort, cohort.federation, crash_rate, seed
         self._pending: list[Pending] = []
         self.models: dict[int, State] = {}  # with which the rounds of pending work began
-        check_min_results(cohort, crash_rate)
+        self._check_min_results()
 
     def plan(self, number: int, clock: float) -> RoundPlan:
         """The round of this number that begins at this time: always the same until a round is closed."""
@@ -93,14 +86,30 @@ class RoundPlanner:
         models = {**self.models, number: model}
         self.models = {one.round: models[one.round] for one in plan.pending}
 
-    def unfinished(self, clock: float) -> Waste:
+    def cost(self, plan: RoundPlan, outcome: RoundResult) -> RoundCost:
+        """What a round cost: as planned, or as it is to wait for the results of all participants."""
+        if plan.cost is not None:
+            return plan.cost
+        cohort, computing, lasting = self._cohort, {}, {}
+        for r in outcome.results:
+            own = cohort.compute_seconds(r.client, r.steps) if r.compute_seconds is None else r.compute_seconds
+            computing[r.client] = own
+            lasting[r.client] = own + cohort.transfer_seconds(r.client) if r.total_seconds is None else r.total_seconds
+        slowest = max(lasting, key=lasting.__getitem__)
+        seconds = lasting[slowest] if outcome.seconds is None else outcome.seconds
+        sent = 2 * cohort.sent_bytes * len(lasting) if outcome.bytes is None else outcome.bytes
+        return RoundCost(seconds, sum(computing.values()), sent, slowest)
+
+    def unfinished(self, clock: float) -> Cost:
         """What is wasted if the cohort stops now."""
-        waste = Waste()
-        for one in self._pending:
-            # `ends` and `lasts` may round differently: what has arrived by the clock is decided by the former
-            sent = one.outcome.arrives and one.ends <= clock
-            waste += Waste(one.outcome.spent(clock - one.began), self._cohort.sent_bytes * (1 + sent))
-        return waste
+        # `ends` and `lasts` may round differently: what has arrived by the clock is decided by the former
+        return sum((self._wasted(one.outcome, clock - one.began, one.ends <= clock) for one in self._pending), NOTHING)
+
+    def _wasted(self, outcome: ClientOutcome, seconds: float, ended: bool) -> Cost:
+        """What is wasted if a client's work is discarded so many seconds after it began: it received the model, and has
+        sent its own if it arrives and has `ended`."""
+        sent = self._cohort.sent_bytes * (1 + (outcome.arrives and ended))
+        return Cost(0.0, outcome.spent(seconds), sent)
 
     def state(self) -> tuple[dict[int, State], dict[str, Any]]:
         """Models and numbers from which it continues."""
@@ -128,12 +137,12 @@ class RoundPlanner:
         return ClientOutcome(client, steps, lasts, not crashed, computing, download, crashed)
 
     def _cost(
-        self, outcomes: Sequence[ClientOutcome], seconds: float, slowest: int, waste: Waste, repeats: int = 0
+        self, outcomes: Sequence[ClientOutcome], seconds: float, slowest: int, waste: Cost, repeats: int = 0
     ) -> RoundCost:
         """What a round costs in which these outcomes count."""
         cpu_seconds = sum(outcome.computing for outcome in outcomes) + waste.cpu_seconds
         sent = 2 * self._cohort.sent_bytes * len(outcomes) + waste.bytes
-        return RoundCost(seconds, slowest, cpu_seconds, sent, repeats, waste.cpu_seconds, waste.bytes)
+        return RoundCost(seconds, cpu_seconds, sent, slowest, repeats, waste.cpu_seconds, waste.bytes)
 
     def _available(self, clock: float, busy: Sequence[Pending]) -> list[int]:
         """Clients that are available at this time and do not work already."""
@@ -143,19 +152,18 @@ class RoundPlanner:
         working = {one.outcome.client for one in busy}
         return [client for client in self._cohort.clients if client not in working]
 
-
-def check_min_results(cohort: CohortInfo, crash_rate: float) -> None:
-    """Refuse a cohort in which a round may return fewer results than its server optimizer needs."""
-    settings, name = cohort.federation, f"cohort {cohort.number}"
-    most = settings.buffer_size or participants_per_round(settings, len(cohort.clients))
-    server = server_optimizer(settings)
-    if problem := server.shortage(most, f"{name} has"):
-        raise SettingError(problem)
-    least = server.min_results
-    loses = crash_rate or settings.deadline or cohort.fleet.availability is not None
-    if loses and not settings.buffer_size and settings.min_results < least:
-        raise SettingError(
-            f"federation.min_results = {settings.min_results} lets a round of {name} count with fewer than the {least} "
-            f"results that federation.server = {settings.server!r} needs, and rounds here can lose clients: "
-            f"allowed are {least} to {most}"
-        )
+    def _check_min_results(self) -> None:
+        """Refuse a cohort in which a round may return fewer results than its server optimizer needs."""
+        cohort, settings, name = self._cohort, self._settings, f"cohort {self._cohort.number}"
+        most = settings.buffer_size or participants_per_round(settings, len(cohort.clients))
+        server = server_optimizer(settings)
+        if most < server.min_results:
+            raise SettingError(server.shortage(most, name))
+        least = server.min_results
+        loses = self._crash_rate or settings.deadline or cohort.fleet.availability is not None
+        if loses and not settings.buffer_size and settings.min_results < least:
+            raise SettingError(
+                f"federation.min_results = {settings.min_results} lets a round of {name} count with fewer than the "
+                f"{least} results that federation.server = {settings.server!r} needs, and rounds here can lose "
+                f"clients: allowed are {least} to {most}"
+            )

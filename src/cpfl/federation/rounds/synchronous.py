@@ -10,8 +10,7 @@ from typing import Any
 
 from cpfl.cohorts.base import Members
 from cpfl.errors import CpflError, SettingError
-from cpfl.federation.accounting import Waste
-from cpfl.federation.messages import ClientResult
+from cpfl.federation.messages import NOTHING, ClientResult, Cost
 from cpfl.federation.rounds.plan import MAX_ATTEMPTS, ClientOutcome, Pending, RoundPlan, RoundPlanner
 from cpfl.federation.selection.base import CohortInfo, participants_per_round
 from cpfl.federation.stopping import ROUNDING
@@ -78,7 +77,7 @@ class Synchronous(RoundPlanner):
         """Attempt after attempt until one returns enough results."""
         if self._undisturbed:
             return RoundPlan(self._select(self._cohort.clients, self._needed, number, 0, clock))
-        waste, elapsed = Waste(), 0.0  # since the clock: an engine that is ahead plans with an older one
+        waste, elapsed = NOTHING, 0.0  # since the clock: an engine that is ahead plans with an older one
         minimum, failures = self._settings.min_results, Counter[str]()
         for turn in range(MAX_ATTEMPTS):
             able = self._available(clock + elapsed, self._pending)
@@ -91,7 +90,7 @@ class Synchronous(RoundPlanner):
             if len(one.counted) >= minimum:
                 return self._plan(number, clock, elapsed, one, waste, turn)
             elapsed += one.seconds
-            waste += self._wasted([*one.counted, *one.others], one.seconds)
+            waste += self._wasted_by([*one.counted, *one.others], one.seconds)
             failures["few"] += len(one.counted) + len(one.others) < minimum
             failures.update("late" if o.arrives else "crashed" if o.crashed else "left" for o in one.others)
         raise CpflError(
@@ -129,7 +128,7 @@ class Synchronous(RoundPlanner):
         time = self._settings.deadline - self._cohort.transfer_seconds(client) + ROUNDING
         return max(1, min(steps, int(time / self._cohort.compute_seconds(client, 1))))
 
-    def _plan(self, number: int, clock: float, elapsed: float, one: Attempt, waste: Waste, repeats: int) -> RoundPlan:
+    def _plan(self, number: int, clock: float, elapsed: float, one: Attempt, waste: Cost, repeats: int) -> RoundPlan:
         begins = clock + elapsed
         end = begins + one.seconds
         counted = {outcome.client: outcome for outcome in one.counted}
@@ -137,21 +136,21 @@ class Synchronous(RoundPlanner):
         late = [outcome for outcome in one.others if self._stale and outcome.arrives]
         for work in [*self._pending, *(Pending(number, begins, outcome) for outcome in late)]:
             if number - work.round > self._settings.max_staleness:
-                waste += self._wasted([work.outcome], end - work.began)
+                waste += self._wasted_by([work.outcome], end - work.began)
             elif work.ends <= end and work.round < number:
                 counted[work.outcome.client], stale[work.outcome.client] = work.outcome, work.round
             else:
                 pending.append(work)
         lost = [outcome for outcome in one.others if not (self._stale and outcome.arrives)]
-        waste += self._wasted(lost, one.seconds)
+        waste += self._wasted_by(lost, one.seconds)
         outcomes = [counted[client] for client in sorted(counted)]
         cost = self._cost(outcomes, elapsed + one.seconds, one.slowest, waste, repeats)
         steps = {o.client: o.steps for o in outcomes if o.steps != self._cohort.steps(o.client)}
         return RoundPlan([outcome.client for outcome in outcomes], steps, stale, cost, pending)
 
-    def _wasted(self, outcomes: Sequence[ClientOutcome], seconds: float) -> Waste:
+    def _wasted_by(self, outcomes: Sequence[ClientOutcome], seconds: float) -> Cost:
         """What these clients had spent by then."""
-        return sum((outcome.wasted(seconds, self._cohort.sent_bytes) for outcome in outcomes), Waste())
+        return sum((self._wasted(outcome, seconds, outcome.lasts <= seconds) for outcome in outcomes), NOTHING)
 
     def _select(self, able: Sequence[int], count: int, number: int, turn: int, clock: float) -> list[int]:
         address = (number, turn) if turn else (number,)

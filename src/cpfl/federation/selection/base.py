@@ -10,9 +10,11 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from cpfl.devices.fleet import Fleet
-from cpfl.federation import local_training
+from cpfl.federation import local_training, optimizers
 from cpfl.federation.messages import ClientResult
 from cpfl.settings import Federation
+
+Sizes = NDArray[np.int64]  # training samples, by client of the whole federation
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class CohortInfo:
     federation: Federation
     fleet: Fleet
     model_bytes: int
-    sizes: NDArray[np.int64]  # training samples, by client of the whole federation
+    sizes: Sizes
 
     @cached_property
     def samples(self) -> dict[int, int]:
@@ -116,3 +118,21 @@ def participants_per_round(federation: Federation, clients: int) -> int:
     """How many clients of a cohort of this size take part: federation.participants, or a fraction, at least one."""
     count = federation.participants or max(1, round(federation.participation * clients))
     return min(count, clients)
+
+
+def round_seconds(federation: Federation, fleet: Fleet, sizes: Sizes, model_bytes: int) -> NDArray[np.float64]:
+    """What a round takes each client of a cohort of several: the model down, its local work, the model up."""
+    size = optimizers.one_way_bytes(federation, model_bytes)
+    everyone = CohortInfo(0, range(len(sizes)), federation, fleet, size, sizes)
+    return np.array(list(everyone.seconds.values()))
+
+
+def round_cpu_seconds(
+    federation: Federation, fleet: Fleet, sizes: Sizes, cohorts: Sequence[Sequence[int]]
+) -> list[float]:
+    """What a round of each cohort will cost, on average over who takes part."""
+    seconds = round_seconds(federation, fleet, sizes, model_bytes=0)
+    return [
+        participants_per_round(federation, len(members)) * float(seconds[np.asarray(members)].mean())
+        for members in cohorts
+    ]
