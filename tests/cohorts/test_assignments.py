@@ -204,7 +204,7 @@ def test_a_csv_may_name_cohorts(tmp_path: Path) -> None:
         ("client,cohort\n0,0\n", "lacks 2 of the 3 clients: 1, 2"),
         ("client,cohort\n0,0\n1,\n2,1\n", "line 3 of .* gives client 1 no cohort"),
         ("client,cohort\n0,0\n1,1\n2,2\n", "has 3 cohorts and cohorts = 2: set cohorts=3"),
-        ("client,cohorts\n0,0\n", r"it lacks cohort \(is 'cohorts' meant\?\)"),
+        ("client,cohorts\n0,0\n", r"did you mean cohorts\? it lacks cohort"),
         ("", "it lacks client"),
     ],
 )

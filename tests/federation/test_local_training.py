@@ -54,6 +54,6 @@ def test_augmentations_are_addressed() -> None:
         local_training.augmentation(20, shape, 90, 3, 8),
         local_training.augmentation(20, shape, 90, 4, 7),
         local_training.augmentation(20, shape, 91, 3, 7),
-        local_training.validation_augmentation(20, shape, 90, 3, 7),
+        local_training.augmentation(20, shape, 90, 3, 7, "val-augment"),
     ]
     assert not any(np.array_equal(plan, other) for other in others)

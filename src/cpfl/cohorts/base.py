@@ -126,9 +126,7 @@ def as_cohorts(name: str, cohort_of: Sequence[int] | Index, clients: int, cohort
 
 def sizes(clients: int, cohorts: int) -> Index:
     """Sizes that differ by at most one, the larger ones first."""
-    found = np.full(cohorts, clients // cohorts, np.int64)
-    found[: clients % cohorts] += 1
-    return found
+    return clients // cohorts + (np.arange(cohorts) < clients % cohorts).astype(np.int64)
 
 
 def fill_slots(order: Index, sizes_N: Index) -> Index:

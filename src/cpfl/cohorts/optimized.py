@@ -13,6 +13,7 @@ import numpy as np
 from cpfl.cohorts.base import EMPTY, ClientView, CohortAssignment, Floats, Index, by_slot, fill_slots, sizes, skews
 from cpfl.errors import SettingError
 from cpfl.randomness import stream
+from cpfl.registry import require
 
 Cost = Callable[[Floats, Floats, Floats], Floats]
 """(sums of features (…, F), sizes (…), longest (…)) -> cost of each cohort (…)."""
@@ -53,13 +54,8 @@ class LabelClustered(CohortAssignment):
         share_MC = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         size_N = sizes(clients.count, cohorts)
         slots = fill_slots(_bisect(share_MC, clients.shuffled(), size_N), size_N)
-
-        def spread(sums: Floats, size: Floats, longest: Floats) -> Floats:
-            # Squared distances to the cohort's mean, less the clients' own squares, which no swap changes.
-            cost: Floats = -(np.square(sums).sum(axis=-1) / size)
-            return cost
-
-        return improve(clients, slots, share_MC, spread)
+        # Squared distances to the cohort's mean, less the clients' own squares, which no swap changes.
+        return improve(clients, slots, share_MC, lambda sums, size, longest: -(np.square(sums).sum(axis=-1) / size))
 
 
 class BySpeed(CohortAssignment):
@@ -85,11 +81,9 @@ class MultiObjective(CohortAssignment):
     needs = ("labels", "seconds")
 
     def __init__(self, skew_weight: float = 1.0, speed_weight: float = 1.0) -> None:
-        weights = {"skew_weight": skew_weight, "speed_weight": speed_weight}
-        for name, weight in weights.items():
-            if not 0 <= weight < np.inf:
-                raise SettingError(f"assignment.rule_args.{name} = {weight} is not allowed: 0 or more is needed")
-        if not any(weights.values()):
+        require("skew_weight", skew_weight, 0 <= skew_weight < np.inf, "0 or more")
+        require("speed_weight", speed_weight, 0 <= speed_weight < np.inf, "0 or more")
+        if not (skew_weight or speed_weight):
             raise SettingError(
                 "assignment.rule = 'multi-objective' needs rule_args.skew_weight or rule_args.speed_weight above 0"
             )
@@ -225,5 +219,4 @@ def improve(
 def _slowest_two(slots: Index, seconds_M: Floats) -> Floats:
     """The second slowest and the slowest client's seconds in each cohort."""
     seconds = np.where(slots == EMPTY, -np.inf, seconds_M[slots])
-    found: Floats = np.partition(seconds, -2, axis=1)[:, -2:]
-    return found
+    return np.partition(seconds, -2, axis=1)[:, -2:]

@@ -1,13 +1,13 @@
 """Assignment that is given: by a value that every client has, or client by client in a csv file."""
 
 import csv
-import difflib
 from pathlib import Path
 
 import numpy as np
 
 from cpfl.cohorts.base import ClientView, CohortAssignment, Cohorts, Index
 from cpfl.errors import DataError, SettingError
+from cpfl.registry import did_you_mean
 
 COLUMNS = ("client", "cohort")
 
@@ -83,11 +83,9 @@ def _rows(path: Path) -> list[tuple[int, str, str]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             names = [name.strip() for name in reader.fieldnames or []]
-            lacking = next((name for name in COLUMNS if name not in names), None)
-            if lacking:
-                near = difflib.get_close_matches(lacking, names, n=1)
-                meant = f" (is {near[0]!r} meant?)" if near else ""
-                raise DataError(f"{path} needs the columns client and cohort; it lacks {lacking}{meant}")
+            for lacking in [name for name in COLUMNS if name not in names]:
+                hint = did_you_mean(lacking, names)
+                raise DataError(f"{path} needs the columns client and cohort; {hint}it lacks {lacking}")
             reader.fieldnames = names
             return [(reader.line_num, *((row[name] or "").strip() for name in COLUMNS)) for row in reader]  # type: ignore[misc]
     except OSError as error:

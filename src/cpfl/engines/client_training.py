@@ -115,7 +115,7 @@ class ClientTrainer:
         rows = torch.from_numpy(np.concatenate(held)).to(self.device)
         if data.augmented and experiment.data.augment_validation:
             drawn = [
-                local_training.validation_augmentation(len(own), data.train.shape, experiment.seed, client, round)
+                local_training.augmentation(len(own), data.train.shape, experiment.seed, client, round, "val-augment")
                 for client, own in zip(clients, held, strict=True)
             ]
             augmentation = torch.from_numpy(np.concatenate(drawn)).to(self.device)

@@ -44,14 +44,12 @@ def batches(federation: Federation, samples: int, seed: int, client: int, round:
     return [order[first : first + size] for order in orders for first in range(0, samples, size)]
 
 
-def augmentation(count: int, shape: tuple[int, ...], seed: int, client: int, round: int) -> AugmentationPlan:
-    """The augmentation of every sample that the client visits in the round, in batch order."""
-    return draw_augmentation(stream(seed, "augment", client, round), count, shape)
-
-
-def validation_augmentation(count: int, shape: tuple[int, ...], seed: int, client: int, round: int) -> AugmentationPlan:
-    """The augmentation of a client's validation images, where that setting is on."""
-    return draw_augmentation(stream(seed, "val-augment", client, round), count, shape)
+def augmentation(
+    count: int, shape: tuple[int, ...], seed: int, client: int, round: int, purpose: str = "augment"
+) -> AugmentationPlan:
+    """The augmentation of every sample that the client visits in the round, in batch order; with the purpose
+    "val-augment" that of its validation images."""
+    return draw_augmentation(stream(seed, purpose, client, round), count, shape)
 
 
 class LRSchedule:

@@ -58,7 +58,7 @@ class Session:
         self.model = start
         self.round, self.clock, self.cpu_seconds, self.bytes, self.samples = 0, 0.0, 0.0, 0, 0
         self.stopped = ""  # the reason, once it has
-        self._stop_request = ""
+        self.stop_request = ""  # a reason to stop with the next round that is closed
         self.best_round = 0  # the last round whose model was the best so far; 0: none
         self.phases = 0  # stopping rule joint: phases that have ended and were evaluated
         hours = experiment.stopping.max_cpu_hours
@@ -205,11 +205,10 @@ class Session:
 
     def _waited(self, closed: ClosedRound, arrived: float) -> ClosedRound:
         """The round with its own end, and with a snapshot if one became due while the cohort waited."""
-        kept = {snapshot.round for snapshot in closed.snapshots}
-        due = self._due(Snapshot(self.cohort, self.round, arrived, self._shown)) if self.round not in kept else []
-        snapshots = [replace(snapshot, clock=arrived) for snapshot in due[:1]]
+        newest = Snapshot(self.cohort, self.round, arrived, self._shown)
+        due = self.round not in {snapshot.round for snapshot in closed.snapshots} and self._due(newest)
         record = self._with_unfinished(replace(closed.record, stop=self.stopped))
-        return ClosedRound(record, [*closed.snapshots, *snapshots])
+        return ClosedRound(record, [*closed.snapshots, newest] if due else closed.snapshots)
 
     def teacher(self) -> State:
         """The model that this cohort contributes: the best by validation, else the newest or the moving average of late
@@ -228,15 +227,15 @@ class Session:
             states["average"] = self._shown
         states |= self.algorithm_state.states()
         numbers = {key: getattr(self, key) for key in _NUMBERS}
-        older, planned = self._planner.state()
-        states |= {f"{_OLDER}{number}": model for number, model in older.items()}
+        states |= {f"{_OLDER}{number}": model for number, model in self._planner.models.items()}
         if self.phases and not math.isinf(self.cpu_budget):
             numbers["cpu_budget"] = self.cpu_budget
-        rule = copy.deepcopy(self._rule.state())  # a user's rule may continue to write into its own
-        return states, numbers | {"kept_is_newest": newest, "rule": rule, "planner": planned}
+        numbers |= {"kept_is_newest": newest, "rule": self._rule.state(), "planner": self._planner.state()}
+        return states, copy.deepcopy(numbers)  # a user's rule may continue to write into its own
 
     def restore(self, states: dict[str, State], numbers: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
+        numbers = copy.deepcopy(numbers)
         self.model = states["model"]
         self._shown = states.get("average", self.model)
         self.algorithm_state = AlgorithmState.from_states(states)
@@ -244,7 +243,7 @@ class Session:
         for key in _NUMBERS:
             setattr(self, key, numbers[key])
         self.cpu_budget = numbers.get("cpu_budget", self.cpu_budget)
-        self._rule.restore(copy.deepcopy(numbers["rule"]))
+        self._rule.restore(numbers["rule"])
         older = {int(kind.removeprefix(_OLDER)): one for kind, one in states.items() if kind.startswith(_OLDER)}
         self._plans.clear()
         self._planner.restore(older, numbers["planner"])
@@ -254,13 +253,9 @@ class Session:
         """The round after which it waits next."""
         return (self.phases + 1) * self._rule.eval_interval
 
-    def request_stop(self, reason: str) -> None:
-        """Stop with the next round that is closed."""
-        self._stop_request = reason
-
     def _limit_reached(self, seconds: float, cpu_seconds: float) -> str:
-        if self._stop_request:
-            return self._stop_request
+        if self.stop_request:
+            return self.stop_request
         e, clock, cpu_seconds = self._experiment, self.clock + seconds, self.cpu_seconds + cpu_seconds
         budget = math.inf if self.round >= self._phase_end else self.cpu_budget  # an evaluation shares it anew
         return limit_reached(e.stopping, e.max_rounds, self.round, clock, cpu_seconds, budget)

@@ -45,7 +45,7 @@ class RunRecorder:
             writer.write(session, closed)
             if self.callback.on_round(session, closed):
                 for each in sessions:
-                    each.request_stop("callback")
+                    each.stop_request = "callback"
 
         with RunWriter(self.folder, self._experiment.checkpoint_seconds, spent) as writer:
             yield on_round

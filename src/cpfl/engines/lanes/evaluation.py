@@ -215,7 +215,7 @@ class Evaluator:
         arrays = {"rows": np.concatenate([np.zeros(0, np.int32), *parts.values()])}
         if self._augmented:
             drawn = [
-                local_training.validation_augmentation(count, data.train.shape, seed, client, round.number)
+                local_training.augmentation(count, data.train.shape, seed, client, round.number, "val-augment")
                 for client, count in counts.items()
             ]
             arrays["augmentation"] = np.concatenate([np.zeros((0, 5), np.int8), *drawn])

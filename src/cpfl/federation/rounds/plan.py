@@ -111,16 +111,14 @@ class RoundPlanner:
         sent = self._cohort.sent_bytes * (1 + (outcome.arrives and ended))
         return Cost(0.0, outcome.spent(seconds), sent)
 
-    def state(self) -> tuple[dict[int, State], dict[str, Any]]:
-        """Models and numbers from which it continues."""
-        return dict(self.models), {"pending": [asdict(one) for one in self._pending]}
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the models."""
+        return {"pending": [asdict(one) for one in self._pending]}
 
-    def restore(self, models: dict[int, State], numbers: dict[str, Any]) -> None:
+    def restore(self, models: dict[int, State], state: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.models = dict(models)
-        self._pending = [
-            Pending(one["round"], one["began"], ClientOutcome(**one["outcome"])) for one in numbers["pending"]
-        ]
+        self.models = models
+        self._pending = [Pending(**{**one, "outcome": ClientOutcome(**one["outcome"])}) for one in state["pending"]]
 
     def _predict(self, client: int, steps: int, clock: float, round: int, attempt: int) -> ClientOutcome:
         """A client that crashes or leaves loses all it did; its connection breaks, so the server knows at once."""

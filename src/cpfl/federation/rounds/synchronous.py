@@ -1,6 +1,5 @@
 """Synchronous rounds, and what can go wrong in them: stragglers, deadlines, absence and crashes."""
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -169,14 +168,13 @@ class Synchronous(RoundPlanner):
         self._selection.update(number, results, seconds, clock)
         super().close(plan, number, model, results, seconds, clock)
 
-    def state(self) -> tuple[dict[int, State], dict[str, Any]]:
-        """With the selection's state, copied: a user's rule may continue to write into its own."""
-        models, numbers = super().state()
-        return models, {**numbers, "selection": copy.deepcopy(self._selection.state())}
+    def state(self) -> dict[str, Any]:
+        """With the selection's."""
+        return {**super().state(), "selection": self._selection.state()}
 
-    def restore(self, models: dict[int, State], numbers: dict[str, Any]) -> None:
-        super().restore(models, numbers)
-        self._selection.restore(copy.deepcopy(numbers["selection"]))
+    def restore(self, models: dict[int, State], state: dict[str, Any]) -> None:
+        super().restore(models, state)
+        self._selection.restore(state["selection"])
 
 
 def first_time_together(cohort: CohortInfo, clients: Sequence[int], wanted: int, clock: float) -> float | None:

@@ -13,7 +13,20 @@ from cpfl.federation.selection.base import CohortInfo, Selection
 from cpfl.registry import require
 
 
-class Oort(Selection):
+class Guided(Selection):
+    """A rule whose checkpoint holds its `learned` attributes; clients, the keys of dictionaries, are texts there."""
+
+    learned: tuple[str, ...]
+
+    def state(self) -> dict[str, Any]:
+        return {name: _keyed_by(str, getattr(self, f"_{name}")) for name in self.learned}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for name in self.learned:
+            setattr(self, f"_{name}", _keyed_by(int, state[name]))
+
+
+class Oort(Guided):
     """Clients whose data still have high losses, as long as they are fast enough; new ones are explored.
 
     Lai, Zhu, Madhyastha, Chowdhury: Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021;
@@ -22,6 +35,7 @@ class Oort(Selection):
     """
 
     squared_losses = True
+    learned = ("utility", "last", "times", "explore", "steps", "utility_sums")
 
     def __init__(
         self,
@@ -117,19 +131,8 @@ class Oort(Selection):
         if self._explore > self._least:
             self._explore = max(self._least, self._explore * self._decay)
 
-    def state(self) -> dict[str, Any]:
-        tables: dict[str, dict[int, Any]] = {"utility": self._utility, "last": self._last, "times": self._times}
-        named = {name: {str(client): value for client, value in table.items()} for name, table in tables.items()}
-        return {**named, "explore": self._explore, "steps": self._steps, "utility_sums": self._utility_sums}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self._utility, self._last, self._times = (
-            {int(client): value for client, value in state[name].items()} for name in ("utility", "last", "times")
-        )
-        self._explore, self._steps, self._utility_sums = state["explore"], state["steps"], list(state["utility_sums"])
-
-
-class LeastAvailable(Selection):
+class LeastAvailable(Guided):
     """REFL: the clients that predict the least availability in the slot [μ, 2μ] from now come first.
 
     Abdelmoniem, Sahu, Canini, Fahmy: REFL: Resource-Efficient Federated Learning, EuroSys 2023, section 4.1. Its other
@@ -139,6 +142,8 @@ class LeastAvailable(Selection):
     that took part rests for `rest` rounds of μ seconds while there are others. That is 5 in the authors' code, among
     thousands of clients. Here it is 0: in a small cohort only clients that never meet a deadline might be left.
     """
+
+    learned = ("mean", "last")
 
     def __init__(self, cohort: CohortInfo, alpha: float = 0.25, accuracy: float = 0.9, rest: int = 0) -> None:
         super().__init__(cohort)
@@ -174,21 +179,16 @@ class LeastAvailable(Selection):
         longest = self._rest * self._mean
         self._last = {client: last for client, last in self._last.items() if clock - last < longest}
 
-    def state(self) -> dict[str, Any]:
-        return {"mean": self._mean, "last": {str(client): last for client, last in self._last.items()}}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self._mean = state["mean"]
-        self._last = {int(client): last for client, last in state["last"].items()}
-
-
-class PowerOfChoice(Selection):
+class PowerOfChoice(Guided):
     """Of d candidates, drawn by their share of the data, those with the largest loss.
 
     Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, AISTATS 2022. This is their
     π_rpow-d, which costs no extra work: a candidate's loss is the mean training loss that it last reported.
     `candidates` is d; 0: twice as many as take part.
     """
+
+    learned = ("losses",)
 
     def __init__(self, cohort: CohortInfo, candidates: int = 0) -> None:
         super().__init__(cohort)
@@ -210,11 +210,9 @@ class PowerOfChoice(Selection):
     def update(self, round: int, results: Sequence[ClientResult], seconds: float, clock: float) -> None:
         self._losses.update((result.client, result.loss) for result in results)
 
-    def state(self) -> dict[str, Any]:
-        return {"losses": {str(client): loss for client, loss in self._losses.items()}}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self._losses = {int(client): loss for client, loss in state["losses"].items()}
+def _keyed_by(kind: type, value: Any) -> Any:
+    return {kind(key): one for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def _drawn(clients: list[int], weights: NDArray[np.float64], count: int, rng: Generator) -> list[int]:
