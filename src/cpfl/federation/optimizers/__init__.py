@@ -27,24 +27,18 @@ def check(federation: Federation) -> None:
     """Refuse optimizers that do not exist or do not go together, before anything is written."""
     client, server = client_optimizer(federation), server_optimizer(federation)
     local_training.lr_schedule(federation)
-    if problem := _conflict(federation, client, server):
-        raise SettingError(problem)
-
-
-def _conflict(federation: Federation, client: ClientOptimizer, server: ServerOptimizer) -> str:
-    """What does not go together, in one sentence; built-in optimizers were refused before, these are a user's."""
+    # Of the built-in optimizers such pairs were refused with the settings: these are a user's.
     client_name = f"federation.client = {federation.client!r}"
     server_name = f"federation.server = {federation.server!r}"
     if server.needs_all_models and federation.weights != "equal":
-        return f'{server_name} needs every update and counts all alike: federation.weights must be "equal"'
+        raise SettingError(f'{server_name} needs every update and counts all alike: federation.weights must be "equal"')
     ages, kind = federation.mixes_ages, type(server)
     if ages and (client.has_client_state or server.needs_all_models):
         name = client_name if client.has_client_state else server_name
-        return f"{name} needs clients of one round: it does not go with {ages}"
+        raise SettingError(f"{name} needs clients of one round: it does not go with {ages}")
     own = [name for name in ("weight", "update_scale") if getattr(kind, name) is not getattr(ServerOptimizer, name)]
     if ages and own:  # age and federation.weights alone say how much an update counts there
         own_rules = f"its own {' and '.join(own)}, which ignores the age of updates"
-        return f"{server_name} has {own_rules}: it does not go with {ages}"
+        raise SettingError(f"{server_name} has {own_rules}: it does not go with {ages}")
     if type(client).correct_model is not ClientOptimizer.correct_model and not isinstance(server, FedAvg):
-        return f'{client_name} has a server step of its own: federation.server must be "mean"'
-    return ""
+        raise SettingError(f'{client_name} has a server step of its own: federation.server must be "mean"')

@@ -6,7 +6,7 @@ A "round" is one update of the model here. Its server learning rate is 1.
 
 from cpfl.errors import CpflError, SettingError
 from cpfl.federation.messages import NOTHING
-from cpfl.federation.rounds.plan import MAX_ATTEMPTS, Pending, RoundPlan, RoundPlanner
+from cpfl.federation.rounds.plan import MAX_ATTEMPTS, ClientOutcome, RoundPlan, RoundPlanner
 from cpfl.federation.selection.base import CohortInfo, participants_per_round
 from cpfl.randomness import stream
 
@@ -29,7 +29,7 @@ class Buffered(RoundPlanner):
 
     def plan(self, number: int, clock: float) -> RoundPlan:
         """The next K clients that arrive; whenever one arrives or is lost, another begins."""
-        running, buffer = list(self._pending), list[Pending]()
+        running, buffer = list(self._pending), list[ClientOutcome]()
         now, starts, waste = clock, 0, NOTHING
         for _ in range(MAX_ATTEMPTS * self._size):
             concurrency = self._concurrency
@@ -37,28 +37,22 @@ class Buffered(RoundPlanner):
                 now = min(self._cohort.available_from(client, now) for client in self._idle(buffer))
                 concurrency = 1
             while len(running) < concurrency and (able := self._available(now, [*running, *buffer])):
-                running.append(self._begin(able, number, now, starts))
+                rng = stream(self._seed, "selection", self._cohort.number, number, starts)
+                client = able[int(rng.integers(len(able)))]
+                running.append(self._predict(client, self._cohort.steps(client), now, number, starts))
                 starts += 1
-            done = min(running, key=lambda one: (one.ends, one.outcome.client))
+            done = min(running, key=lambda one: (one.ends, one.client))
             running.remove(done)
             now = max(now, done.ends)
-            if not done.outcome.arrives:
-                waste += self._wasted(done.outcome, done.outcome.lasts, ended=True)
+            if not done.arrives:
+                waste += self._wasted(done, done.lasts, ended=True)
                 continue
             buffer.append(done)
             if len(buffer) == self._size:
-                buffer.sort(key=lambda one: one.outcome.client)
-                outcomes = [one.outcome for one in buffer]
-                stale = {one.outcome.client: one.round for one in buffer if one.round < number}
-                cost = self._cost(outcomes, now - clock, done.outcome.client, waste)
-                return RoundPlan([outcome.client for outcome in outcomes], {}, stale, cost, running)
+                buffer.sort(key=lambda one: one.client)
+                stale = {one.client: one.round for one in buffer if one.round < number}
+                cost = self._cost(buffer, now - clock, done.client, waste)
+                return RoundPlan([one.client for one in buffer], {}, stale, cost, running)
         raise CpflError(
             f"update {number} of cohort {self._cohort.number} did not get federation.buffer_size = {self._size} results"
         )
-
-    def _begin(self, able: list[int], number: int, clock: float, starts: int) -> Pending:
-        """One of these clients begins, at random: the first, second, … that does before this update."""
-        rng = stream(self._seed, "selection", self._cohort.number, number, starts)
-        client = able[int(rng.integers(len(able)))]
-        outcome = self._predict(client, self._cohort.steps(client), clock, number, starts)
-        return Pending(number, clock, outcome)

@@ -10,7 +10,7 @@ from typing import Any
 from cpfl.errors import SettingError
 from cpfl.federation.messages import NOTHING, ClientResult, Cost, RoundCost, RoundResult
 from cpfl.federation.optimizers import server_optimizer
-from cpfl.federation.selection.base import CohortInfo, participants_per_round
+from cpfl.federation.selection.base import CohortInfo, Selection, participants_per_round
 from cpfl.models import State
 from cpfl.randomness import stream
 
@@ -28,26 +28,19 @@ class ClientOutcome:
     computing: float  # CPU seconds of its steps
     download: float  # virtual seconds before it can compute
     crashed: bool = False  # and so does not arrive
+    round: int = 0  # whose model it began from
+    began: float = 0.0  # on the cohort's clock
+
+    @property
+    def ends(self) -> float:
+        """When it arrives or is lost, on the cohort's clock."""
+        return self.began + self.lasts
 
     def spent(self, seconds: float) -> float:
         """CPU seconds that it has spent so many seconds after it began."""
         if self.arrives and seconds >= self.lasts:
             return self.computing
         return max(0.0, min(self.computing, min(seconds, self.lasts) - self.download))
-
-
-@dataclass(frozen=True)
-class Pending:
-    """Work that outlasts the round in which it began."""
-
-    round: int  # whose model it began from
-    began: float  # on the cohort's clock
-    outcome: ClientOutcome
-
-    @property
-    def ends(self) -> float:
-        """When it arrives or is lost."""
-        return self.began + self.outcome.lasts
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class RoundPlan:
     steps: dict[int, int] = field(default_factory=dict)  # of clients that do not do all of theirs
     stale: dict[int, int] = field(default_factory=dict)  # of clients that began in an earlier round: which
     cost: RoundCost | None = None  # None: all clients stay and are waited for, so the results say
-    pending: list[Pending] = field(default_factory=list)  # work that continues after the round
+    pending: list[ClientOutcome] = field(default_factory=list)  # work that continues after the round
 
 
 class RoundPlanner:
@@ -70,7 +63,8 @@ class RoundPlanner:
 
     def __init__(self, cohort: CohortInfo, crash_rate: float, seed: int) -> None:
         self._cohort, self._settings, self._crash_rate, self._seed = cohort, cohort.federation, crash_rate, seed
-        self._pending: list[Pending] = []
+        self._pending: list[ClientOutcome] = []
+        self._selection = Selection(cohort)
         self.models: dict[int, State] = {}  # with which the rounds of pending work began
         self._check_min_results()
 
@@ -82,6 +76,7 @@ class RoundPlanner:
         self, plan: RoundPlan, number: int, model: State, results: Sequence[ClientResult], seconds: float, clock: float
     ) -> None:
         """End a round that began with this model, lasted so many seconds and ended at `clock`."""
+        self._selection.update(number, results, seconds, clock)
         self._pending = plan.pending
         models = {**self.models, number: model}
         self.models = {one.round: models[one.round] for one in plan.pending}
@@ -103,7 +98,7 @@ class RoundPlanner:
     def unfinished(self, clock: float) -> Cost:
         """What is wasted if the cohort stops now."""
         # `ends` and `lasts` may round differently: what has arrived by the clock is decided by the former
-        return sum((self._wasted(one.outcome, clock - one.began, one.ends <= clock) for one in self._pending), NOTHING)
+        return sum((self._wasted(one, clock - one.began, one.ends <= clock) for one in self._pending), NOTHING)
 
     def _wasted(self, outcome: ClientOutcome, seconds: float, ended: bool) -> Cost:
         """What is wasted if a client's work is discarded so many seconds after it began: it received the model, and has
@@ -113,12 +108,13 @@ class RoundPlanner:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the models."""
-        return {"pending": [asdict(one) for one in self._pending]}
+        pending = [asdict(one) for one in self._pending]
+        return {"pending": [{"round": one.pop("round"), "began": one.pop("began"), "outcome": one} for one in pending]}
 
     def restore(self, models: dict[int, State], state: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.models = models
-        self._pending = [Pending(**{**one, "outcome": ClientOutcome(**one["outcome"])}) for one in state["pending"]]
+        self._pending = [ClientOutcome(**one.pop("outcome"), **one) for one in state["pending"]]
 
     def _predict(self, client: int, steps: int, clock: float, round: int, attempt: int) -> ClientOutcome:
         """A client that crashes or leaves loses all it did; its connection breaks, so the server knows at once."""
@@ -131,8 +127,8 @@ class RoundPlanner:
                 lasts, crashed = download + float(rng.random()) * computing, True
         leaves = cohort.available_until(client, clock) - clock
         if leaves < lasts:
-            return ClientOutcome(client, steps, leaves, False, computing, download)
-        return ClientOutcome(client, steps, lasts, not crashed, computing, download, crashed)
+            return ClientOutcome(client, steps, leaves, False, computing, download, False, round, clock)
+        return ClientOutcome(client, steps, lasts, not crashed, computing, download, crashed, round, clock)
 
     def _cost(
         self, outcomes: Sequence[ClientOutcome], seconds: float, slowest: int, waste: Cost, repeats: int = 0
@@ -142,12 +138,12 @@ class RoundPlanner:
         sent = 2 * self._cohort.sent_bytes * len(outcomes) + waste.bytes
         return RoundCost(seconds, cpu_seconds, sent, slowest, repeats, waste.cpu_seconds, waste.bytes)
 
-    def _available(self, clock: float, busy: Sequence[Pending]) -> list[int]:
+    def _available(self, clock: float, busy: Sequence[ClientOutcome]) -> list[int]:
         """Clients that are available at this time and do not work already."""
         return [client for client in self._idle(busy) if self._cohort.available_until(client, clock) > clock]
 
-    def _idle(self, busy: Sequence[Pending]) -> list[int]:
-        working = {one.outcome.client for one in busy}
+    def _idle(self, busy: Sequence[ClientOutcome]) -> list[int]:
+        working = {one.client for one in busy}
         return [client for client in self._cohort.clients if client not in working]
 
     def _check_min_results(self) -> None:

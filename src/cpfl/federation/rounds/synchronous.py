@@ -9,8 +9,8 @@ from typing import Any
 
 from cpfl.cohorts.base import Members
 from cpfl.errors import CpflError, SettingError
-from cpfl.federation.messages import NOTHING, ClientResult, Cost
-from cpfl.federation.rounds.plan import MAX_ATTEMPTS, ClientOutcome, Pending, RoundPlan, RoundPlanner
+from cpfl.federation.messages import NOTHING, Cost
+from cpfl.federation.rounds.plan import MAX_ATTEMPTS, ClientOutcome, RoundPlan, RoundPlanner
 from cpfl.federation.selection.base import CohortInfo, participants_per_round
 from cpfl.federation.stopping import ROUNDING
 from cpfl.models import State
@@ -128,20 +128,18 @@ class Synchronous(RoundPlanner):
         return max(1, min(steps, int(time / self._cohort.compute_seconds(client, 1))))
 
     def _plan(self, number: int, clock: float, elapsed: float, one: Attempt, waste: Cost, repeats: int) -> RoundPlan:
-        begins = clock + elapsed
-        end = begins + one.seconds
+        end = clock + elapsed + one.seconds
         counted = {outcome.client: outcome for outcome in one.counted}
-        pending, stale = list[Pending](), dict[int, int]()
+        pending, stale = list[ClientOutcome](), dict[int, int]()
         late = [outcome for outcome in one.others if self._stale and outcome.arrives]
-        for work in [*self._pending, *(Pending(number, begins, outcome) for outcome in late)]:
+        for work in [*self._pending, *late]:
             if number - work.round > self._settings.max_staleness:
-                waste += self._wasted_by([work.outcome], end - work.began)
+                waste += self._wasted_by([work], end - work.began)
             elif work.ends <= end and work.round < number:
-                counted[work.outcome.client], stale[work.outcome.client] = work.outcome, work.round
+                counted[work.client], stale[work.client] = work, work.round
             else:
                 pending.append(work)
-        lost = [outcome for outcome in one.others if not (self._stale and outcome.arrives)]
-        waste += self._wasted_by(lost, one.seconds)
+        waste += self._wasted_by([o for o in one.others if not (self._stale and o.arrives)], one.seconds)
         outcomes = [counted[client] for client in sorted(counted)]
         cost = self._cost(outcomes, elapsed + one.seconds, one.slowest, waste, repeats)
         steps = {o.client: o.steps for o in outcomes if o.steps != self._cohort.steps(o.client)}
@@ -161,12 +159,6 @@ class Synchronous(RoundPlanner):
                 f"cohort {self._cohort.number}: it must be 1 to {count} different ones of the clients that it was given"
             )
         return sorted(selected)
-
-    def close(
-        self, plan: RoundPlan, number: int, model: State, results: Sequence[ClientResult], seconds: float, clock: float
-    ) -> None:
-        self._selection.update(number, results, seconds, clock)
-        super().close(plan, number, model, results, seconds, clock)
 
     def state(self) -> dict[str, Any]:
         """With the selection's."""
