@@ -3,8 +3,10 @@
 import csv
 import math
 import pickle
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,6 @@ from cpfl.settings import Devices
 
 Speeds = NDArray[np.float64]
 FEDSCALE_FILES = ("client_device_capacity*.csv", "client_device_capacity*.pkl", "client_device_capacity")
-
-# Quantiles of FedScale's first 10,000 devices, so that the synthetic fleet has the real one's shape:
-# two humps of compute speed (phones with and without an accelerator), log-spread networks, uncorrelated.
-QUANTILE = (0, 5, 10, 20, 25, 30, 40, 45, 50, 55, 60, 62, 64, 66, 70, 75, 80, 85, 90, 95, 99, 100)
-COMPUTE_MS = (15, 19, 21, 23, 24, 25, 28, 31, 41, 50, 72, 75, 117, 136, 140, 148, 154, 159, 175, 190, 193, 199)
-NETWORK_KBPS = (
-    1017, 1444, 1820, 2325, 2904, 3644, 4842, 5290, 6207, 7388, 8648, 9019,
-    9564, 10313, 12113, 14507, 19872, 27686, 32546, 54111, 100207, 204057,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,10 +46,9 @@ def fleet(devices: Devices, clients: int, seed: int, roots: Sequence[Path]) -> F
     rng = stream(seed, "devices")
     if devices.trace == "synthetic":
         compute, network = rng.random((2, clients)) * 100
-        return Fleet(
-            np.interp(compute, QUANTILE, COMPUTE_MS),
-            np.exp(np.interp(network, QUANTILE, np.log(NETWORK_KBPS))),
-        )
+        known = tomllib.loads(resources.files("cpfl.devices").joinpath("synthetic.toml").read_text(encoding="utf-8"))
+        network_kbps = np.exp(np.interp(network, known["percent"], np.log(known["network_kbps"])))
+        return Fleet(np.interp(compute, known["percent"], known["compute_ms"]), network_kbps)
     allowed = "a csv or pickle file, fedscale, synthetic or fixed"
     compute_ms, network_kbps = read_trace(find_trace("devices.trace", devices.trace, roots, FEDSCALE_FILES, allowed))
     rows = rng.choice(len(compute_ms), clients, replace=clients > len(compute_ms))

@@ -92,20 +92,17 @@ class Synchronous(RoundPlanner):
             waste += self._wasted_by([*one.counted, *one.others], one.seconds)
             failures["few"] += len(one.counted) + len(one.others) < minimum
             failures.update("late" if o.arrives else "crashed" if o.crashed else "left" for o in one.others)
-        raise CpflError(
-            f"round {number} of cohort {self._cohort.number} returned fewer than federation.min_results = {minimum} "
-            f"results in {MAX_ATTEMPTS} attempts: {self._describe(failures)}; lower it"
-        )
-
-    def _describe(self, failures: Counter[str]) -> str:
-        """Why attempts returned too few results."""
         causes = {
             "left": "clients left {} times (devices.availability)",
             "crashed": "clients crashed {} times (devices.crash_rate)",
             "late": "clients were late {} times (federation.deadline)",
             "few": f"federation.selection = {self._settings.selection!r} chose fewer {{}} times",
         }
-        return ", ".join(text.format(failures[cause]) for cause, text in causes.items() if failures[cause])
+        why = ", ".join(text.format(failures[cause]) for cause, text in causes.items() if failures[cause])
+        raise CpflError(
+            f"round {number} of cohort {self._cohort.number} returned fewer than federation.min_results = {minimum} "
+            f"results in {MAX_ATTEMPTS} attempts: {why}; lower it"
+        )
 
     def _wait(self, number: int, clock: float) -> float:
         """Seconds until as many clients are available at once as a round needs."""
