@@ -1,23 +1,163 @@
 """The training step of a model that is a sequence of plain layers, without autograd.
 
-The order and the bits are autograd's, but for a few sums that are faster in another order (layers.py). Autograd and
-modules cost a tenth of a small model's step; here the gradients also go straight into their row. Models with other
-layers are left to autograd.
+Layers go forward and backward with the operations that autograd would call. The order and the bits are autograd's, but
+for the gradients of convolutions' biases. Autograd and modules cost a tenth of a small model's step; here the gradients
+also go straight into their row. Models with other layers are left to autograd.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cpfl.engines.workers.layers import LAYERS, Flatten, Layer, MaxPool, Relu
 from cpfl.models import State
+from cpfl.models.layout import IMAGE_AXES
 
 ATEN = torch.ops.aten
 MEAN, IGNORED = 1, -100  # of cross-entropy, as torch numbers them
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(batch, labels) -> mean loss and logits; the gradients of all parameters are written into their row."""
+
+
+class Layer:
+    """One layer; `forward` stores what `backward` needs."""
+
+    input_axes: int | None = None  # None: any
+    in_float = False  # its parameters stay in full precision under bf16
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.params: list[Tensor] = []
+        self.gradients: list[Tensor] = []  # where theirs are written
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output of an input."""
+        raise NotImplementedError
+
+    def backward(self, gradient: Tensor, further: bool) -> Tensor:
+        """The gradient of the input, where a layer before it needs it; the parameters' go into `gradients`."""
+        raise NotImplementedError
+
+    def write(self, gradients: Sequence[Tensor]) -> None:
+        """Store the gradients of the parameters."""
+        for target, gradient in zip(self.gradients, gradients, strict=True):
+            target.copy_(gradient)
+
+
+class Convolution(Layer):
+    """nn.Conv2d."""
+
+    input_axes = IMAGE_AXES
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._x, form = x, self.module
+        bias = self.params[1] if len(self.params) > 1 else None
+        return torch.conv2d(x, self.params[0], bias, form.stride, form.padding, form.dilation, form.groups)
+
+    def backward(self, gradient: Tensor, further: bool) -> Tensor:
+        form = self.module
+        known = (gradient, self._x, self.params[0], None, form.stride, form.padding, form.dilation, False, [0, 0])
+        into, own, _ = ATEN.convolution_backward.default(*known, form.groups, [further, True, False])
+        # The bias's gradient as a plain sum is faster and more exact than in the same call.
+        self.write([own, gradient.sum((0, 2, 3))][: len(self.params)])
+        return into if further else gradient
+
+
+class Linear(Layer):
+    """nn.Linear on one vector a sample."""
+
+    input_axes = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._x = x
+        return nn.functional.linear(x, *self.params)
+
+    def backward(self, gradient: Tensor, further: bool) -> Tensor:
+        if gradient.dtype == self.gradients[0].dtype:
+            torch.mm(gradient.t(), self._x, out=self.gradients[0])
+            for target in self.gradients[1:]:
+                torch.sum(gradient, 0, out=target)
+        else:
+            self.write([gradient.t().mm(self._x), gradient.sum(0)][: len(self.params)])
+        return gradient.mm(self.params[0]) if further else gradient
+
+
+class GroupNorm(Layer):
+    """nn.GroupNorm."""
+
+    in_float = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._x, (count, channels) = x, x.shape[:2]
+        self._sizes = (count, channels, x[0, 0].numel(), self.module.num_groups)
+        weight, bias = self.params or (None, None)
+        y, *self._moments = ATEN.native_group_norm.default(x, weight, bias, *self._sizes, self.module.eps)
+        return y  # type: ignore[no-any-return]
+
+    def backward(self, gradient: Tensor, further: bool) -> Tensor:
+        weight, learnt = self.params[0] if self.params else None, bool(self.params)
+        into, *own = ATEN.native_group_norm_backward.default(
+            gradient, self._x, *self._moments, weight, *self._sizes, [further, learnt, learnt]
+        )
+        self.write(own if learnt else [])
+        return into  # type: ignore[no-any-return]
+
+
+class Relu(Layer):
+    """nn.ReLU in place: no layer before it needs its own output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._y = torch.relu_(x)
+        return self._y
+
+    def backward(self, gradient: Tensor, further: bool) -> Tensor:
+        return ATEN.threshold_backward.grad_input(gradient, self._y, 0, grad_input=gradient)  # type: ignore[no-any-return]
+
+
+class MaxPool(Layer):
+    """nn.MaxPool2d."""
+
+    input_axes = IMAGE_AXES
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
+        self._how = [[size, size] if isinstance(size, int) else list(size) for size in sizes]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._x = x
+        y, self._where = ATEN.max_pool2d_with_indices.default(x, *self._how, self.module.ceil_mode)
+        return y  # type: ignore[no-any-return]
+
+    def backward(self, gradient: Tensor, further: bool) -> Tensor:
+        return ATEN.max_pool2d_with_indices_backward.default(  # type: ignore[no-any-return]
+            gradient, self._x, *self._how, self.module.ceil_mode, self._where
+        )
+
+
+class Flatten(Layer):
+    """nn.Flatten to one vector a sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._shape = x.shape
+        return x.flatten(1)
+
+    def backward(self, gradient: Tensor, further: bool) -> Tensor:
+        gradient = gradient.view(self._shape)
+        return gradient.contiguous(memory_format=torch.channels_last) if gradient.dim() == IMAGE_AXES else gradient
+
+
+LAYERS: dict[type[nn.Module], tuple[type[Layer], Callable[[Any], bool]]] = {
+    nn.Conv2d: (Convolution, lambda part: part.padding_mode == "zeros" and not isinstance(part.padding, str)),
+    nn.Linear: (Linear, lambda part: True),
+    nn.GroupNorm: (GroupNorm, lambda part: True),
+    nn.ReLU: (Relu, lambda part: True),
+    nn.MaxPool2d: (MaxPool, lambda part: not part.return_indices),
+    nn.Flatten: (Flatten, lambda part: (part.start_dim, part.end_dim) == (1, -1)),
+}
+"""The supported layers, and the condition on their settings."""
 
 
 def sequential_step(
