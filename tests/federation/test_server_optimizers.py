@@ -11,9 +11,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from cpfl.engines.aggregation import RoundAggregator
 from cpfl.errors import CpflError
 from cpfl.federation import optimizers
-from cpfl.federation.optimizers.base import Aggregator
+from cpfl.federation.messages import AlgorithmState, RoundRequest
+from cpfl.federation.optimizers.base import ServerOptimizer
+from cpfl.models.layout import Layout
 from cpfl.settings import Federation, experiment_file
 
 Row = NDArray[np.float64]
@@ -24,18 +27,25 @@ def drawn(count: int, seed: int) -> Row:
     return np.random.default_rng(seed).normal(size=(count, SIZE))
 
 
+def opened(part: ServerOptimizer, model: torch.Tensor, memory: AlgorithmState) -> RoundAggregator:
+    """A round of a model that is one row."""
+    layout = Layout({"model": model.shape}, len(model), {}, {}, {})
+    request = RoundRequest(0, 1, [], {"model": model}, algorithm_state=memory)
+    return RoundAggregator(layout, part, request, torch.device("cpu"))
+
+
 def served(start: Row, rounds: list[list[tuple[Row, int, int]]], **settings: Any) -> Row:
     """The model after rounds of (model − start of the round, samples, steps)."""
     part = optimizers.server_optimizer(Federation(**settings))
-    memory = {name: torch.full((SIZE,), part.initial_value(name), dtype=torch.float64) for name in part.buffers}
-    model = torch.tensor(start)
+    model, memory = torch.tensor(start), AlgorithmState()
     for clients in rounds:
-        aggregator = Aggregator(part, model)
+        aggregator = opened(part, model, memory)
         live = torch.empty(SIZE, dtype=torch.float64)
         for change, samples, steps in clients:
             live.copy_(model + torch.tensor(change))  # engines train the next client in the same tensor
-            aggregator.add(live, part.weight(samples, steps))
-        model = aggregator.result(part.update_scale([(samples, steps) for _, samples, steps in clients]), memory)
+            aggregator.add({"model": live}, samples, steps, row_P=live)
+        found, memory = aggregator.result()
+        model = found["model"]
     return model.numpy()
 
 
@@ -267,11 +277,11 @@ def test_update_norm() -> None:
 def test_streamed_optimizers_keep_no_update(name: str) -> None:
     """Memory must not grow with the participants."""
     part = optimizers.server_optimizer(Federation(server=name))
-    aggregator = Aggregator(part, torch.zeros(SIZE))
+    aggregator = opened(part, torch.zeros(SIZE), AlgorithmState())
     for _ in range(50):
-        aggregator.add(torch.ones(SIZE), part.weight(1, 1))
+        aggregator.add({"model": torch.ones(SIZE)}, 1, 1)
     kept = [*vars(aggregator).values(), *aggregator._mean._sum.values()]
     held = [value for value in kept if isinstance(value, torch.Tensor)]
     assert not part.needs_all_models
-    assert not aggregator._kept
-    assert sum(value.numel() for value in held) == 2 * SIZE
+    assert not aggregator._models
+    assert sum(value.numel() for value in held) == 3 * SIZE  # start, sum, and the change of clients' states

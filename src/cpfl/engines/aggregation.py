@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cpfl.federation.messages import CLIENT_STATE_MEAN, AlgorithmState, Origin, RoundRequest
-from cpfl.federation.optimizers.base import Aggregator, ClientOptimizer, ServerOptimizer, client_weight
+from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer, client_weight
 from cpfl.federation.rounds import staleness
 from cpfl.models import State
 from cpfl.models.averaging import RunningMean
@@ -36,7 +36,8 @@ class RoundAggregator:
         self.mean_client_state_P = self.row(known.get(CLIENT_STATE_MEAN)) if self._client else None
         self._client_states: dict[int, State] = {}
         self._change_P = torch.zeros_like(self.start_P)  # of all client states
-        self._aggregator, self._mean = Aggregator(server, self.start_P), RunningMean()
+        self._mean, self._mean_of_others = RunningMean(), RunningMean()
+        self._models: list[Tensor] = []  # where the server must see all
         self._sizes: list[tuple[int, int]] = []
         self._updates: list[staleness.Arrived] = []  # where staleness counts, all models are needed
 
@@ -47,13 +48,20 @@ class RoundAggregator:
     def add(
         self, state: State, samples: int, steps: int, origin: Origin | None = None, row_P: Tensor | None = None
     ) -> None:
-        """A client's model after so many samples and steps; `row_P` are its parameters, if they are a row already."""
+        """A client's model after so many samples and steps; it may be overwritten afterwards.
+
+        `row_P` are its parameters, if they are a row already.
+        """
         weight = client_weight(self._server.settings.weights, samples)
         row_P = self.row(state) if row_P is None else row_P
         if self._request.aggregation == "mean":
             self._sizes.append((samples, steps))
-            self._aggregator.add(row_P, self._server.weight(samples, steps))
-            self._mean.add({name: state[name] for name in self._others}, weight)
+            model_P = self._server.clip_update(row_P, self.start_P)
+            if self._server.needs_all_models:
+                self._models.append(model_P.clone())
+            else:
+                self._mean.add({"model": model_P}, self._server.weight(samples, steps))
+            self._mean_of_others.add({name: state[name] for name in self._others}, weight)
             return
         start = self.start if origin is None else {n: v.to(self._device) for n, v in origin.model.items()}
         clipped = self._layout.views(self._server.clip_update(row_P, self._layout.row(start, self._device)))
@@ -70,16 +78,18 @@ class RoundAggregator:
         """The cohort's next model, and what the optimizers remember from now on."""
         if self._updates:
             merged = staleness.merged(self._request.aggregation, self.start, self._updates)
-            self._mean.add({name: merged[name] for name in self._others}, 1.0)
-            model_P = self._server.update(self.start_P, self.row(merged), 1.0, self._buffers)
+            self._mean_of_others.add({name: merged[name] for name in self._others}, 1.0)
+            mean_P, scale = self.row(merged), 1.0
         else:
-            model_P = self._aggregator.result(self._server.update_scale(self._sizes), self._buffers)
+            server, scale = self._server, self._server.update_scale(self._sizes)
+            mean_P = server.aggregate(torch.stack(self._models)) if self._models else self._mean.result()["model"]
+        model_P = self._server.update(self.start_P, mean_P, scale, self._buffers)
         rows = dict(self._buffers)
         if self._client is not None:
             assert self.mean_client_state_P is not None
             rows[CLIENT_STATE_MEAN] = self.mean_client_state_P + self._change_P / self._request.cohort_size
             model_P = self._client.correct_model(model_P, rows[CLIENT_STATE_MEAN])
-        found = {**self._layout.state(model_P), **self._mean.result()}
+        found = {**self._layout.state(model_P), **self._mean_of_others.result()}
         model = {name: found[name].to(value.dtype, copy=True) for name, value in self.start.items()}
         cohort = {name: self._layout.views(row_P) for name, row_P in rows.items()}
         return model, AlgorithmState(cohort, self._client_states)

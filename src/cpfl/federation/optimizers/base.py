@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpfl.models.averaging import RunningMean
 from cpfl.settings import Federation
 
 
@@ -110,30 +109,6 @@ class ServerOptimizer:
         """Clients' models with their updates clipped to federation.max_update_norm (Sun et al. 2019)."""
         longest = self.settings.max_update_norm
         return clip_norm(models - start, longest).add_(start) if longest else models
-
-
-class Aggregator:
-    """Aggregates the clients' models of one round, in the order of the clients."""
-
-    def __init__(self, optimizer: ServerOptimizer, start: Tensor) -> None:
-        self._optimizer, self._start = optimizer, start
-        self._mean, self._kept = RunningMean(), list[Tensor]()
-
-    def add(self, model: Tensor, weight: float) -> None:
-        """Add one client's model; the tensor may be reused afterwards."""
-        model = self._optimizer.clip_update(model, self._start)
-        if self._optimizer.needs_all_models:
-            self._kept.append(model.clone())
-        else:
-            self._mean.add({"model": model}, weight)
-
-    def result(self, update_scale: float, buffers: dict[str, Tensor]) -> Tensor:
-        """The cohort's next model; buffers are changed in place."""
-        if self._optimizer.needs_all_models:
-            mean = self._optimizer.aggregate(torch.stack(self._kept))
-        else:
-            mean = self._mean.result()["model"]
-        return self._optimizer.update(self._start, mean, update_scale, buffers)
 
 
 def client_weight(kind: str, samples: int) -> float:
