@@ -15,7 +15,7 @@ import numpy as np
 
 from cpfl.cohorts.base import ClientView, as_cohorts, skews
 from cpfl.settings import Assignment
-from cpfl.task.assignment import assignment_rule
+from cpfl.task.population import assignment_rule
 
 CLASSES, ALPHA, SEED = 10, 0.1, 90
 RULES = ("random", "speed", "label-balanced", "label-clustered", "multi-objective")

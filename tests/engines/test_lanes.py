@@ -293,7 +293,7 @@ def test_out_of_memory_leaves_the_kernels_of_another_model_alone(monkeypatch: py
 
     class Short(LaneEngine):
         def __init__(self, task: Task, device: torch.device, lanes: int = 0) -> None:
-            if made and not lanes:
+            if made and lanes == self.default_lanes(task, device):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             super().__init__(task, device, lanes)
             made.append(self.large.count)

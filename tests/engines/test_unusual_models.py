@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import cpfl
 from cpfl.data.federated import Given
 from cpfl.distillation.ensemble import Precision, to_device
-from cpfl.engines.workers.model_rows import worker_layout
+from cpfl.engines.workers.trainer import worker_layout
 from cpfl.errors import ModelError
 from cpfl.models import looks_at_batches
 from cpfl.runs.folder import RunFolder, load_state

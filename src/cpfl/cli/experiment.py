@@ -69,8 +69,8 @@ def cohorts(
     from cpfl.runs import files
     from cpfl.settings import experiment_file
     from cpfl.task import loading
-    from cpfl.task.assignment import assign_cohorts
     from cpfl.task.overview import assignment_view
+    from cpfl.task.population import assign_cohorts
 
     if out is not None:
         assignment_figure.check_name(out)

@@ -28,8 +28,8 @@ from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots, describe, restored
 from cpfl.settings import Experiment, Model
-from cpfl.task.assignment import assign_cohorts
 from cpfl.task.loading import given_arrays
+from cpfl.task.population import assign_cohorts
 from cpfl.task.task import Task, UserModel
 
 log = logging.getLogger("flwr")  # shown by `flwr run --stream`

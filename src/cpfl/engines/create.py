@@ -114,21 +114,18 @@ def _local_engine(name: str, task: Task, device: torch.device, notify: Notify, w
         notify(f"this model cannot train in lanes, one client at a time instead: {reason}")
         return ReferenceEngine(task, device)
     check_memory(task, device, in_lanes=True)
-    wanted = lanes = 0
+    lanes = wanted = LaneEngine.default_lanes(task, device)
     while True:
         try:
             engine = LaneEngine(task, device, lanes)
         except Exception as error:
-            if not out_of_memory(error):
-                raise
-            wanted = wanted or LaneEngine.default_lanes(task, device)
-            lanes = (lanes or wanted) // 2
-            if lanes < 1:
+            if not out_of_memory(error) or lanes == 1:
                 raise
         else:
-            if lanes:
+            if lanes < wanted:
                 notify(f"the device is out of memory for {wanted} lanes: continuing with {lanes}")
             return engine
+        lanes //= 2
         gc.collect()  # the unfinished engine refers to itself
         if not LaneEngine.living:  # else the lanes of another model need the compiled kernels
             torch.compiler.reset()  # kernels under trial hold the tensors that they were tried with

@@ -128,8 +128,6 @@ def check(module: nn.Module, x: Tensor, classes: int) -> None:
         raise ModelError(
             f"the model does not take samples of shape {tuple(x.shape[1:])}: {first_line(error)}"
         ) from None
-    finally:
-        module.train()
     if not isinstance(out, Tensor) or out.shape != (len(x), classes):
         got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
         raise ModelError(
@@ -172,12 +170,6 @@ def takes(module: nn.Module, x: Tensor) -> bool:
 def state_of(module: nn.Module) -> State:
     """A copy of a model's state that nothing else changes."""
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
-
-
-def squared_losses(logits: Tensor, y: Tensor) -> Tensor:
-    """The sum of the samples' squared losses."""
-    with torch.no_grad():
-        return nn.functional.cross_entropy(logits, y, reduction="none").double().square().sum()
 
 
 def seed_torch(seed: int, purpose: str, *address: int) -> None:

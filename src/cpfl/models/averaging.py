@@ -14,12 +14,11 @@ class RunningMean:
 
     def add(self, state: State, weight: float) -> None:
         """Add one model; it is not kept."""
-        if not self._sum:
-            self._sum = {n: v * weight if v.is_floating_point() else v.clone() for n, v in state.items()}
-        else:
-            for name, value in state.items():
-                if value.is_floating_point():  # counters, such as BatchNorm's, stay those of the first model
-                    self._sum[name].add_(value, alpha=weight)
+        for name, value in state.items():
+            if name not in self._sum:
+                self._sum[name] = value * weight if value.is_floating_point() else value.clone()
+            elif value.is_floating_point():  # counters, such as BatchNorm's, stay those of the first model
+                self._sum[name].add_(value, alpha=weight)
         self._weight += weight
 
     def result(self) -> State:

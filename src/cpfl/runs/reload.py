@@ -13,8 +13,8 @@ from cpfl.privacy import label_counts
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.settings import GIVEN, Experiment, experiment_file
-from cpfl.task.assignment import assignment_rule
 from cpfl.task.loading import Notify, class_names, load_task
+from cpfl.task.population import assignment_rule
 from cpfl.task.task import Task, UserModel
 
 

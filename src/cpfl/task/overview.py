@@ -6,7 +6,7 @@ import numpy as np
 
 from cpfl.cohorts.base import expected_longest, skews
 from cpfl.federation.selection.base import participants_per_round, round_seconds
-from cpfl.task.assignment import assignment_rule
+from cpfl.task.population import assignment_rule
 from cpfl.task.task import Task
 
 

@@ -23,8 +23,7 @@ from cpfl.federation.session import Session
 from cpfl.models import ModelFactory, State
 from cpfl.privacy.label_counts import cohort_counts
 from cpfl.settings import Distillation, Experiment, Model, Stopping
-from cpfl.task.assignment import assign_cohorts
-from cpfl.task.population import Population, memory_mapped
+from cpfl.task.population import Population, assign_cohorts, memory_mapped
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ import torch
 from cpfl import models
 from cpfl.engines.aggregation import RoundAggregator
 from cpfl.engines.base import Engine, OnRound
-from cpfl.engines.workers.model_rows import ModelRow, worker_layout
 from cpfl.engines.workers.pool import WorkerPool, can_fork, cores
-from cpfl.engines.workers.trainer import Job
+from cpfl.engines.workers.trainer import Job, ModelRow, worker_layout
 from cpfl.errors import DivergedError
 from cpfl.federation import local_training, optimizers
 from cpfl.federation.messages import CLIENT_STATE_MEAN
@@ -64,6 +63,11 @@ class Round:
         self.session, self._waiting, self._job_samples = session, engine.pool.waiting, engine.job_samples
         self._settings, self._clients = engine.task.experiment.federation, engine.task.data.clients
         self._request = request = session.open_round()
+        self._sizes = {client: int(self._clients.training_sizes[client]) for client in request.participants}
+        self._steps = {
+            client: request.steps.get(client) or local_training.steps(self._settings, size)
+            for client, size in self._sizes.items()
+        }
         self._model = engine.pool.models[session.cohort]
         self._model.write(request.model)
         self._model.write_state(request.algorithm_state.cohort.get(CLIENT_STATE_MEAN))
@@ -75,7 +79,7 @@ class Round:
         self._evaluations = 0  # jobs that are not done yet
         self._order = list(request.participants)  # clients whose models are still to be added, in this order
         self._early: dict[int, ModelRow] = {}  # models that came before their predecessors
-        for client in sorted(request.participants, key=lambda client: -self._steps(client)):  # longest first
+        for client in sorted(request.participants, key=lambda client: -self._steps[client]):  # longest first
             how = (request.steps.get(client), request.squared_losses, client in request.origins)
             self._waiting.append(Job("train", request.cohort, (client,), request.origin(client).round, *how))
 
@@ -105,9 +109,9 @@ class Round:
         request, self._early[client] = self._request, row
         while self._order and self._order[0] in self._early:
             first = self._order.pop(0)
-            model, size, origin = self._early.pop(first), self._size(first), request.origins.get(first)
+            model, origin = self._early.pop(first), request.origins.get(first)
             params_P = model.parameters_P if self._mean else None
-            self._aggregator.add(model.tensors, size, self._steps(first), origin, params_P)
+            self._aggregator.add(model.tensors, self._sizes[first], self._steps[first], origin, params_P)
             if len(model.state_P):
                 before_P = self._aggregator.row(request.algorithm_state.clients.get(first))
                 self._aggregator.add_client_state(first, before_P, model.state_P.clone())
@@ -134,14 +138,8 @@ class Round:
     def _result(self) -> RoundResult:
         results = []
         for client in self._request.participants:
-            steps, (loss, squared) = self._steps(client), self._losses[client]
-            samples = local_training.samples_in_steps(self._settings, self._size(client), steps)
+            steps, (loss, squared) = self._steps[client], self._losses[client]
+            samples = local_training.samples_in_steps(self._settings, self._sizes[client], steps)
             validation = self._validation.get(client)
             results.append(ClientResult(client, samples, steps, loss, validation, squared_losses=squared))
         return RoundResult(self._new_model, results, algorithm_state=self._algorithm_state)
-
-    def _size(self, client: int) -> int:
-        return int(self._clients.training_sizes[client])
-
-    def _steps(self, client: int) -> int:
-        return self._request.steps.get(client) or local_training.steps(self._settings, self._size(client))

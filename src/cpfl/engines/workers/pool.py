@@ -20,8 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from cpfl import models
-from cpfl.engines.workers.model_rows import ModelRow, model_rows
-from cpfl.engines.workers.trainer import Job, Trainer
+from cpfl.engines.workers.trainer import Job, ModelRow, Trainer, model_rows
 from cpfl.errors import CpflError, ModelError
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task

@@ -1,19 +1,24 @@
 """The work of one process: train one client, or evaluate a model on some clients' validation samples.
 
 The arithmetic of the reference engine in the order that is fastest on a CPU: channels last, parameters and momentum as
-one row each, bf16 where the experiment says so.
+one row each, bf16 where the experiment says so. Models come and go in memory that the processes share. Axes: P trained
+parameters.
 """
 
-from dataclasses import dataclass
+import mmap
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.engines.client_training import ClientTrainer
-from cpfl.engines.workers.model_rows import ModelRow, bind, model_rows
 from cpfl.engines.workers.sequential import sequential_step
+from cpfl.federation import optimizers
+from cpfl.models import State
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
@@ -31,6 +36,38 @@ class Job:
     steps: int | None = None  # only so many, the first ones
     squared_losses: bool = False  # the sum of the squared sample losses is wanted
     older: bool = False  # the client starts from an older model than its cohort's newest
+
+
+@dataclass
+class ModelRow:
+    """One model: its trained parameters as a row, and its other tensors."""
+
+    layout: Layout
+    parameters_P: Tensor
+    others: State  # buffers, second names and frozen parameters
+    state_P: Tensor  # of the client optimizer: a client's, or the mean of a cohort's; empty if it has none
+
+    @cached_property
+    def tensors(self) -> State:
+        """The model's tensors, sharing its memory."""
+        return self.layout.views(self.parameters_P) | self.others
+
+    def write(self, state: State) -> None:
+        """Copy a model's state into the row."""
+        for name, value in self.tensors.items():
+            value.copy_(state[name])
+
+    def write_state(self, state: State | None) -> None:
+        """Copy the client optimizer's state into its row; None: it has not begun."""
+        self.state_P.zero_()
+        if state is not None:
+            for name, value in self.layout.views(self.state_P).items():
+                value.copy_(state[name])
+
+    def clone(self) -> "ModelRow":
+        """A copy in memory of its own."""
+        others = {name: value.clone() for name, value in self.others.items()}
+        return ModelRow(self.layout, self.parameters_P.clone(), others, self.state_P.clone())
 
 
 class Trainer(ClientTrainer):
@@ -63,7 +100,10 @@ class Trainer(ClientTrainer):
         loss, squared, state_P = self.train(job.clients[0], job.round, self._row.parameters_P, *asked)
         if state_P is not None:
             result.state_P.copy_(state_P)
-        self._store(result)
+        if result.others:
+            result.write(self.module.state_dict())
+        else:
+            result.parameters_P.copy_(self._row.parameters_P)
         return loss, squared
 
     @torch.no_grad()
@@ -93,15 +133,49 @@ class Trainer(ClientTrainer):
             return super().forward(x, client).to(x.dtype)
 
     def _load(self, model: ModelRow) -> None:
-        self._row.copy_from(model)
-        if self._row.others:
-            state = self.module.state_dict()
-            for name, value in self._row.others.items():
-                state[name].copy_(value)
+        if model.others:
+            self.module.load_state_dict(model.tensors)
+        else:
+            self._row.parameters_P.copy_(model.parameters_P)
 
-    def _store(self, result: ModelRow) -> None:
-        if self._row.others:
-            state = self.module.state_dict()
-            for name, value in self._row.others.items():
-                value.copy_(state[name])
-        result.copy_from(self._row)
+
+def model_rows(task: Task, layout: Layout, count: int) -> list[ModelRow]:
+    """So many models in shared memory."""
+    dtype, optimizer = task.data.transform.dtype, optimizers.client_optimizer(task.experiment.federation)
+    others = {
+        name: layout.view(shared(count, value.numel(), value.dtype), value.shape)
+        for name, value in task.start.items()
+        if name not in layout.shapes
+    }
+    parameters = shared(count, layout.size, dtype)
+    states = shared(count, layout.size if optimizer.has_client_state else 0, dtype)
+    return [
+        ModelRow(layout, parameters[row], {name: value[row] for name, value in others.items()}, states[row])
+        for row in range(count)
+    ]
+
+
+def shared(count: int, size: int, dtype: torch.dtype) -> Tensor:
+    """A matrix of zeros that is shared with processes forked later."""
+    length = max(1, count * size) * dtype.itemsize
+    memory = np.frombuffer(mmap.mmap(-1, length), np.uint8)  # anonymous: no file, no limit on such files
+    return torch.from_numpy(memory)[: count * size * dtype.itemsize].view(dtype).view(count, size)
+
+
+def worker_layout(task: Task) -> Layout:
+    """Channels last, if the model accepts such images and can hold its own parameters so.
+
+    By name: where a tensor lies decides how some kernels round.
+    """
+    data = task.data
+    module = models.fresh(task.build, task.experiment.seed, "init", data.transform.dtype)
+    layout = Layout.from_module(module, by_name=True, channels_last=True)
+    bind(module, model_rows(task, layout, 1)[0])
+    inputs = layout.arranged(data.transform(torch.as_tensor(data.train.x[:2])))
+    return layout if models.takes(module, inputs) else replace(layout, channels_last=False)
+
+
+def bind(module: nn.Module, row: ModelRow) -> None:
+    """Make a module's parameters those of a row."""
+    for name, value in module.named_parameters():
+        value.data = row.tensors[name]
