@@ -18,7 +18,7 @@ from cpfl.distillation.student import RISE, one_cycle
 from cpfl.distillation.views import Views
 from cpfl.errors import SettingError
 from cpfl.models import State, fresh, state_of
-from cpfl.models.averaging import RunningMean
+from cpfl.models.layout import RunningMean
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.settings import Distillation, experiment_file
 from cpfl.task.task import Task, build_task

@@ -25,7 +25,7 @@ from cpfl.data.federated import Given
 from cpfl.distillation.results import Distilled
 from cpfl.distillation.student import EpochRecord, train_student
 from cpfl.models import State
-from cpfl.models.averaging import RunningMean
+from cpfl.models.layout import RunningMean
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.teachers import select_teachers
 from cpfl.settings import Distillation, experiment_file

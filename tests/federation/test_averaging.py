@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpfl.federation.optimizers.base import client_weight
-from cpfl.models.averaging import RunningMean
+from cpfl.models.layout import RunningMean
 
 Numbers = st.lists(st.tuples(st.floats(-100, 100), st.integers(1, 500)), min_size=1, max_size=20)
 

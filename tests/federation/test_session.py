@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cpfl.devices.fleet import Fleet
 from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
-from cpfl.models.averaging import ema
+from cpfl.models.layout import ema
 from cpfl.settings import Experiment, experiment_file
 
 # A step of one sample takes 3 s on every device; 128 bytes take 1 s each way.

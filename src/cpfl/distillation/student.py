@@ -13,7 +13,7 @@ from cpfl.distillation.ensemble import Ensemble, Precision, TeacherStates, to_de
 from cpfl.distillation.objective import DistillationLoss
 from cpfl.distillation.views import Views
 from cpfl.errors import CpflError, ModelError, first_line
-from cpfl.models.averaging import RunningMean
+from cpfl.models.layout import RunningMean
 from cpfl.randomness import stream
 from cpfl.settings import Distillation
 from cpfl.task.task import Task

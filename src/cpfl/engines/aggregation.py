@@ -10,8 +10,7 @@ from cpfl.federation.messages import CLIENT_STATE_MEAN, AlgorithmState, Origin, 
 from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer, client_weight
 from cpfl.federation.rounds import staleness
 from cpfl.models import State
-from cpfl.models.averaging import RunningMean
-from cpfl.models.layout import Layout
+from cpfl.models.layout import Layout, RunningMean
 
 
 class RoundAggregator:

@@ -12,18 +12,14 @@ OnRound = Callable[[Session, ClosedRound], None]
 """Called after every closed round, before the session opens another."""
 
 
-def _ignore(*args: Any, **facts: Any) -> None:
-    """The default of the hooks."""
-
-
 class Engine:
     """Does the rounds that sessions open, with no barrier between cohorts. Subclass it and write `train_cohorts`."""
 
     name: str
     device: str = "cpu"  # the kind of device that cohorts train on; the driver may have another
-    on_event: Callable[..., None] = staticmethod(_ignore)
+    on_event: Callable[..., None] = staticmethod(lambda *args, **facts: None)
     """Set by the caller: (event, **facts) for the run's log, such as the death of a worker."""
-    on_load: Callable[[dict[str, Any]], None] = staticmethod(_ignore)
+    on_load: Callable[[dict[str, Any]], None] = staticmethod(lambda load: None)
     """Set by the caller: what every worker does at the moment, about once a second."""
 
     def prepare(self, task: Task, device: torch.device) -> None:

@@ -33,7 +33,7 @@ from cpfl.federation.rounds.synchronous import Synchronous
 from cpfl.federation.selection.base import CohortInfo
 from cpfl.federation.stopping import ROUNDING, limit_reached
 from cpfl.models import State
-from cpfl.models.averaging import ema
+from cpfl.models.layout import ema
 from cpfl.settings import Experiment
 from cpfl.settings.choices import STOPPING_RULES
 from cpfl.settings.types import interval
