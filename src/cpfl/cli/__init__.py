@@ -14,11 +14,7 @@ from cpfl.errors import CpflError
 
 INTERRUPTED = 130
 app = typer.Typer(
-    name="cpfl",
-    no_args_is_help=True,
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
+    name="cpfl", no_args_is_help=True, invoke_without_command=True, pretty_exceptions_enable=False, add_completion=False
 )
 
 

@@ -42,11 +42,7 @@ ServerData = Callable[[], Any]
 
 
 def server_app(
-    model: UserModel,
-    test: ServerData,
-    public: ServerData,
-    experiment: Source = "digits",
-    strategy: MakeStrategy = None,
+    model: UserModel, test: ServerData, public: ServerData, experiment: Source = "digits", strategy: MakeStrategy = None
 ) -> ServerApp:
     """A server that runs CPFL on all connected nodes.
 

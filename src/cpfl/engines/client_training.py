@@ -103,7 +103,7 @@ class ClientTrainer:
         """Inputs and labels of the first so many samples of a whole round."""
         data, arranged = self.task.data, self.layout.arranged
         rows = torch.from_numpy(data.clients[client].training[order[:count]]).to(self.device)
-        x, y = self.layout.select(self.x, rows), self.y[rows]
+        x, y = self.x[rows], self.y[rows]
         if not data.augmented:
             return arranged(data.transform(arranged(x))), y  # early: stored samples are often bytes
         drawn = local_training.augmentation(len(order), data.train.shape, self.task.experiment.seed, client, round)

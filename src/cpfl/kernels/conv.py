@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cpfl.kernels.axes import add_lanes, sum_dtype
+from cpfl.kernels import add_lanes, sum_dtype
 
 
 @torch.library.custom_op("cpfl::lane_conv", mutates_args=())

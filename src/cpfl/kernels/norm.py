@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpfl.kernels.axes import add_lanes, sum_dtype
+from cpfl.kernels import add_lanes, sum_dtype
 
 LARGEST = 16_384  # numbers of one group that a kernel holds; torch computes larger ones
 

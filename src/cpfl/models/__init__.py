@@ -68,12 +68,7 @@ def femnist_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Module:
     """One hidden layer; takes samples of any shape."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(math.prod(shape), hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, classes),
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {"gn-lenet": gn_lenet, "femnist-cnn": femnist_cnn, "mlp": mlp}

@@ -64,12 +64,6 @@ class Layout:
         last = self.channels_last and x.dim() == IMAGE_AXES
         return x.contiguous(memory_format=torch.channels_last) if last else x
 
-    def select(self, x: Tensor, rows: Tensor) -> Tensor:
-        """These samples of a batch; indexing is faster along channels that lie last."""
-        if self.channels_last and x.dim() == IMAGE_AXES and x.is_contiguous(memory_format=torch.channels_last):
-            return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
-        return x.index_select(0, rows)
-
     def row(self, state: State, device: torch.device) -> Tensor:
         """A new row with a model's parameters."""
         return torch.cat([self.flat(state[name].detach().to(device)) for name in self.shapes])

@@ -19,10 +19,7 @@ _ARGS_OF = ("client", "server", "selection", "lr_schedule", "rule", "aggregation
 
 
 def load(
-    source: str | Path,
-    assignments: Iterable[str] = (),
-    settings: Mapping[str, Any] | None = None,
-    strict: bool = True,
+    source: str | Path, assignments: Iterable[str] = (), settings: Mapping[str, Any] | None = None, strict: bool = True
 ) -> Experiment:
     """A preset by name, or a TOML file, with `key=value` words or dotted settings on top; validated once.
 

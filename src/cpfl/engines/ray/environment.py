@@ -12,10 +12,11 @@ Environment = dict[str, Any]
 
 
 def inspect(path: str = "") -> Environment:
-    """Versions of packages, a checksum of cpfl's sources, and whether a path exists on this node."""
+    """Versions of packages, a checksum of cpfl's files, and whether a path exists on this node."""
     spec, digest = importlib.util.find_spec("cpfl"), hashlib.sha256()
     for root in (spec.submodule_search_locations or []) if spec else []:
-        for file in sorted(Path(root).rglob("*.py")):  # two checkouts of one version may differ
+        files = (file for file in Path(root).rglob("*") if file.suffix in (".py", ".toml", ".npz"))
+        for file in sorted(files):  # two checkouts of one version may differ
             digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
     found: Environment = {"path_exists": not path or os.path.exists(path), "code": digest.hexdigest()[:16]}
     for name in PACKAGES:

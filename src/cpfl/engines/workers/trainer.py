@@ -22,8 +22,6 @@ from cpfl.models import State
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
-SMALL = 2**26  # bytes of samples of which every worker may have a copy, channels last: indexing is faster
-
 
 @dataclass(frozen=True)
 class Job:
@@ -80,8 +78,6 @@ class Trainer(ClientTrainer):
         module = models.fresh(task.build, experiment.seed, "init", data.transform.dtype)
         bind(module, self._row)
         super().__init__(task, module, layout, torch.device("cpu"))
-        if not data.augmented and self.x.nbytes <= SMALL:
-            self.x = layout.arranged(self.x)
         self._sequential = None
         if not self._row.others and layout.channels_last:
             axes, low = 1 + len(data.train.shape), experiment.precision == "bf16"
