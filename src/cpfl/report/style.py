@@ -15,6 +15,7 @@ from cpfl.runs import files
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8AE1E")
 BLUE, ORANGE, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[6]
 WIDTH, HEIGHT = 560, 300
+PLAIN = ",.6~g"  # numbers on an axis: no powers of ten, no needless zeros; as in figures.toml
 TYPES = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
 Spec = dict[str, Any]
 Row = Mapping[str, Any]
