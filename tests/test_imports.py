@@ -90,7 +90,7 @@ def test_functions_and_packages_of_one_name() -> None:
     """cpfl.sweep is the function, whichever is imported first."""
     code = "import json, cpfl; {}; print(json.dumps([callable(getattr(cpfl, n)) for n in {}]))"
     names = ("sweep", "report", "redistill")
-    for first in ("import cpfl.sweep.grid, cpfl.report.advice, cpfl.redistill", "cpfl.sweep, cpfl.report"):
+    for first in ("import cpfl.sweep.grid, cpfl.report.advice, cpfl.sweep.redistill", "cpfl.sweep, cpfl.report"):
         assert imported(code.format(first, names)) == [True] * 3  # type: ignore[comparison-overlap]
     with pytest.raises(AttributeError, match="no attribute 'sweeep'"):
         cpfl.sweeep  # noqa: B018

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from cpfl.federation.selection.base import Selection
     from cpfl.federation.stopping import StoppingRule
     from cpfl.inference.global_model import export
-    from cpfl.redistill import redistill
     from cpfl.report import report
     from cpfl.settings import Experiment
     from cpfl.settings.experiment_file import load as load_experiment
     from cpfl.sweep import sweep
+    from cpfl.sweep.redistill import redistill
 
 __all__ = [
     "Callback", "ClientOptimizer", "CohortAssignment", "CpflError", "DistillationLoss", "Engine", "Experiment", "Run",
@@ -43,7 +43,7 @@ _NAMES = {
     "cpfl.federation.selection.base": ("Selection",),
     "cpfl.federation.stopping": ("StoppingRule",),
     "cpfl.inference.global_model": ("export",),
-    "cpfl.redistill": ("redistill",),
+    "cpfl.sweep.redistill": ("redistill",),
     "cpfl.report": ("report",),
     "cpfl.settings": ("Experiment",),
     "cpfl.settings.experiment_file": ("load_experiment",),
@@ -65,7 +65,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `cpfl.sweep`, `cpfl.report` and `cpfl.redistill` functions when the modules of these names are imported."""
+    """Keeps `cpfl.sweep` and `cpfl.report` functions when the packages of these names are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, ModuleType) and name in _MODULES):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import cpfl
-from cpfl.redistill import moments
 from cpfl.report.content import all_figures, content
 from cpfl.report.reading import find_runs
 from cpfl.settings.types import hours
+from cpfl.sweep.redistill import moments
 
 if TYPE_CHECKING:
     from conftest import Command

@@ -62,9 +62,9 @@ def report(
 
     Example: cpfl report runs/demo --max-drop 1; cpfl report runs/demo --redistill
     """
-    from cpfl.redistill import redistill as distill_again
     from cpfl.report import writing
     from cpfl.report.advice import check_max_drop
+    from cpfl.sweep.redistill import redistill as distill_again
 
     check_max_drop(max_drop)
     runs = writing.runs_in(folders)
