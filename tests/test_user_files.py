@@ -1,6 +1,6 @@
-"""Parts of one's own: the pages' files, written as they stand there, and the program run with the TOML that names them.
+"""Classes of a user: the files of the docs pages, written as they stand there, and the program run with the TOML that names them.
 
-Local and server parts, which every engine must agree on, are run in tests/federation/test_optimizers.py.
+Client and server optimizers, which every engine must agree on, are run in tests/federation/test_optimizers.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.conftest import Answer, Command
 from tests.pages import PAGES, ROOT, files, noted
 
 import cpfl
+from cpfl.federation.selection.base import round_seconds
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.runs.reload import reload_task
 from cpfl.task.loading import given_arrays
@@ -63,6 +65,12 @@ def task(path: Path) -> Task:
     return reload_task(RunFolder.open(path), None, None, given_arrays(None, None, None), lambda text: None)
 
 
+def seconds_of(task: Task) -> NDArray[np.float64]:
+    """How long a whole round takes each client."""
+    sizes = task.data.clients.training_sizes
+    return round_seconds(task.experiment.federation, task.fleet, sizes, task.model_bytes)
+
+
 @pytest.fixture
 def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -76,7 +84,7 @@ def test_a_selection(shown: Shown, tmp_path: Path) -> None:
     slow = 0
     for cohort, clients in enumerate(ours.cohorts):
         turns = Counter(client for r in run.rounds if r["cohort"] == cohort for client in r["participants"])
-        seconds = ours.session(cohort)._info.seconds
+        seconds = seconds_of(ours)
         quick = [client for client in clients if seconds[client] <= 3]
         slow += len(clients) - len(quick)
         assert set(turns) == set(quick)
@@ -89,7 +97,7 @@ def test_a_cohort_assignment(shown: Shown, tmp_path: Path) -> None:
     """The last cohort is the slowest quarter; the assignment has seen how long every client's round takes."""
     told, _ = shown("cohort-assignment.md")
     ours = task(tmp_path / "runs" / "apart")
-    seconds = {c: s for cohort in range(4) for c, s in ours.session(cohort)._info.seconds.items()}
+    seconds = dict(enumerate(seconds_of(ours)))
     limit = np.quantile(list(seconds.values()), 0.75)
     assert sorted(ours.cohorts[3]) == sorted(client for client, s in seconds.items() if s >= limit)
     about = json.loads((tmp_path / "runs" / "apart" / "run.json").read_text())
