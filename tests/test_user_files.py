@@ -1,4 +1,4 @@
-"""Classes of a user: the files of the docs pages, written as they stand there, and the program run with the TOML that names them.
+"""Classes of a user: the files of the docs pages, and the program run with the TOML that names them.
 
 Client and server optimizers, which every engine must agree on, are run in tests/federation/test_optimizers.py.
 """

@@ -2,6 +2,7 @@
 
 Assign    M clients are split into n cohorts.
 Train     Every cohort runs its own federated learning, in parallel and with no barrier, until its stopping rule fires.
+          (Under the rule joint they wait for each other at evaluations.)
 Distill   The cohort models θ_i become teachers. For a public, unlabelled sample x the teachers' logits z_i = f(x; θ_i)
           are aggregated with the weights p_i: z̃ = Σ_i p_i ⊙ z_i. A student θ_s minimises ‖f(x; θ_s) − z̃‖₁ (or another
           loss). With n = 1 there is nothing to distill: the cohort model is the result.
@@ -29,14 +30,14 @@ from cpfl.task.task import Task
 
 def cpfl(task: Task, engine: Engine, run: RunRecorder, device: torch.device) -> Distilled:
     """The whole method; continues from whatever the run folder already holds."""
-    sessions = assign_cohorts(task)
+    sessions = open_sessions(task)
     train_cohorts(task, sessions, engine, run, device)
     teachers = run.teachers(task.experiment.distillation, sessions)
     return distill(task, teachers, task.experiment.distillation, device, run.on_epoch, engine)
 
 
-def assign_cohorts(task: Task) -> list[Session]:
-    """A federated-learning session for each cohort of clients, all from the same initial model."""
+def open_sessions(task: Task) -> list[Session]:
+    """A federated-learning session for each cohort that the task assigned, all from the same initial model."""
     return [task.session(cohort) for cohort in range(len(task.cohorts))]
 
 
@@ -70,8 +71,8 @@ def distill(
         if len(teachers.cohorts) == 1:
             return test.results(ensemble.modules[0], *accuracies, epochs=[], seconds=0.0)
         student = initial_student(task, ensemble, teachers.states, settings)
-        workers = engine if engine and engine.width else None  # compute targets, if there are any
-        views = Views(task, ensemble, teachers.states, settings, workers)
+        target_engine = engine if engine and engine.width else None  # its workers compute the targets
+        views = Views(task, ensemble, teachers.states, settings, target_engine)
         loss = distillation_loss(settings, ensemble.aggregation.probabilities)  # ‖f(x; θ_s) − z̃‖₁
         epochs = train_student(student, views, loss, settings, task, precision, test.accuracy, on_epoch)
         return test.results(student, *accuracies, epochs=epochs, seconds=time.perf_counter() - began)

@@ -1,6 +1,6 @@
 """Algorithm 1, whole: assign cohorts, train them, distill.
 
-METHOD.md: "M clients are split at random into n cohorts"; "Every cohort runs its own FL session until its own stopping
+The method: "M clients are split at random into n cohorts"; "Every cohort runs its own FL session until its own stopping
 rule fires"; "The cohort models become teachers. For every public, unlabelled sample x: z_i = f(x; θ_i), the logits,
 z̃ = Σ_i p_i ⊙ z_i. A fresh student minimises ‖f(x; θ_s) − z̃‖₁. With n = 1 there is nothing to distill: the cohort model
 is the result."

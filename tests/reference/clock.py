@@ -1,6 +1,6 @@
 """Virtual time and traffic.
 
-METHOD.md: "Training time of a client in a round = 3 × steps × batch_size × computation / 1000 seconds";
+The method: "Training time of a client in a round = 3 × steps × batch_size × computation / 1000 seconds";
 "Transfer time = model bytes / (communication × 1024 / 8 bytes/s), once down and once up";
 "A synchronous round lasts as long as its slowest participant: download + train + upload";
 "A cohort with one client has neither traffic nor transfer time";

@@ -1,6 +1,6 @@
 """Who trains with whom.
 
-METHOD.md: "M clients are split at random into n cohorts of about M/n (sizes differ by at most one)"; "Participation
+The method: "M clients are split at random into n cohorts of about M/n (sizes differ by at most one)"; "Participation
 max(1, round(p · size))".
 """
 

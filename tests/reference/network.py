@@ -1,7 +1,7 @@
 """The model f(x; θ): one hidden layer of tanh, with its gradients and its two optimisers written out.
 
 Parameters carry torch's names and layout: "0.weight" (H, D), "0.bias" (H,), "2.weight" (C, H), "2.bias" (C,).
-METHOD.md: "the logits (no softmax)"; "L1 is the mean over batch and classes"; "momentum starts at zero every round";
+The method: "the logits (no softmax)"; "L1 is the mean over batch and classes"; "momentum starts at zero every round";
 "Adam lr 0.001".
 """
 

@@ -1,6 +1,6 @@
 """Who holds which samples.
 
-METHOD.md: "for each class, shares over clients from one Dirichlet draw; each client gets the floor of its share and
+The method: "for each class, shares over clients from one Dirichlet draw; each client gets the floor of its share and
 the last client all that remains"; "a setting spreads the remainder instead";
 "An empty client is meant to get one sample from a random client that has more than one";
 "A client with at least 10 samples keeps 10 % of them as a local validation set".

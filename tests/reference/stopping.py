@@ -1,6 +1,6 @@
 """When a cohort stops, and with which model.
 
-METHOD.md: "A moving average (window 20; shorter at the start) is taken over rounds. The cohort stops when that average
+The method: "A moving average (window 20; shorter at the start) is taken over rounds. The cohort stops when that average
 has made no new minimum for r rounds"; "The cohort's teacher is the model with the lowest moving average so far";
 "A cohort where nobody can validate … has no signal: it stops after r rounds and its record says so";
 "The model that is evaluated is the one that is kept".

@@ -1,6 +1,6 @@
 """How much each teacher counts, class by class.
 
-METHOD.md: "cohort i gets for class c its share of that class, n[i,c] / Σ_j n[j,c] (label counts of its clients'
+The method: "cohort i gets for class c its share of that class, n[i,c] / Σ_j n[j,c] (label counts of its clients'
 training data). A class nobody holds gets 1/n each. Every column sums to 1. `uniform` weighting is 1/n."
 """
 

@@ -74,7 +74,7 @@ def serve(
     check_snapshots(chosen)
     device = torch_device(run.device)
     task = server_task(chosen, model, test, public)
-    method.assign_cohorts(task)  # a session checks its settings: errors are raised before anything is written
+    method.open_sessions(task)  # a session checks its settings: errors are raised before anything is written
     registry = ClientRegistry(chosen, MessageLoop(grid), log.info)
     registry.loop.run([registry.wait_for_clients(run.wait_seconds, run.begin_with or chosen.cohorts)])
     if folder:

@@ -34,7 +34,7 @@ class Data(Section):
     alpha: Annotated[Positive, When("split = dirichlet")] = 0.1
     """Dirichlet concentration α: lower is more skewed. The paper uses 0.1, 0.3 and 1."""
     remainder: Annotated[Literal["last", "spread"], When("split = dirichlet")] = "last"
-    """Who gets what rounding leaves over: the last client, as in the authors' code, or all clients."""
+    """Who gets what rounding leaves over: the last client, as in the authors' code, or those with the largest fractions."""
     column: Annotated[str, When("split = column")] = ""
     """Id column of the training set that says which client owns a sample."""
     shards: Annotated[Count, When("split = shards")] = 2
@@ -129,8 +129,8 @@ class Federation(Section):
     """Server optimizer: mean (FedAvg), fedavgm, fedadagrad, fedadam, fedyogi, fednova, median, trimmed-mean, krum, or a
     class of yours as "module:Class"."""
     server_args: Args = Field(default_factory=dict)
-    """Arguments of the server optimizer: fedavgm takes lr and momentum, the adaptive ones lr, beta1, beta2 and tau,
-    trimmed-mean trim, krum num_byzantine and num_selected."""
+    """Arguments of the server optimizer: fedavgm takes lr and momentum, the adaptive ones lr, beta1, beta2 (not
+    fedadagrad) and tau, trimmed-mean trim, krum num_byzantine and num_selected."""
     max_update_norm: NotNegative = 0.0
     """The server scales longer client updates down to this norm; 0: no clipping."""
     weights: Literal["equal", "samples"] = "equal"
@@ -172,7 +172,7 @@ class Stopping(Section):
 
     rule: Annotated[str, AfterValidator(STOPPING_RULES.check)] = "plateau"
     """plateau: a cohort's validation loss stops falling (the paper); rounds: after so many; budget: only the limits
-    below; joint: all cohorts stop together when the ensemble's accuracy stops rising; or "module:Class"."""
+    below; joint: all cohorts stop together when the ensemble's accuracy rises too slowly; or "module:Class"."""
     rule_args: Args = Field(default_factory=dict)
     """Keyword arguments of a rule of yours."""
     patience: Annotated[Count, When("rule != rounds | budget | joint")] = 50
