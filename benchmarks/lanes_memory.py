@@ -82,7 +82,7 @@ def lanes_of(engine: Engine) -> int:
 
 def records_of(engine: Engine, task: Task) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    engine.train_cohorts(method.assign_cohorts(task), lambda session, closed: lines.append(vars(closed.record)))
+    engine.train_cohorts(method.open_sessions(task), lambda session, closed: lines.append(vars(closed.record)))
     return sorted(lines, key=lambda line: (line["cohort"], line["round"]))
 
 

@@ -133,7 +133,7 @@ def loop(engine: LaneEngine, task: Task, device: torch.device) -> dict[str, Any]
         return lanes
 
     large.step, (evaluating.aggregate, evaluating.evaluate), engine.small_lanes = steps, evaluations, small  # type: ignore[method-assign]
-    sessions = method.assign_cohorts(task)
+    sessions = method.open_sessions(task)
     began = done(device)
     engine.train_cohorts(sessions, lambda session, closed: None)
     seconds = done(device) - began
@@ -193,7 +193,7 @@ def main() -> None:
     tell("evaluation ms", bare(engine.evaluator.evaluate, device, words.steps))
     tell("kernels of a large step", kernels(step, device))
     # The profiled loop comes first: it is slower, and warms up the one that is timed.
-    tell("host", host(lambda: engine.train_cohorts(method.assign_cohorts(task), lambda session, closed: None)))
+    tell("host", host(lambda: engine.train_cohorts(method.open_sessions(task), lambda session, closed: None)))
     tell("loop", loop(engine, task, device))
 
 

@@ -52,7 +52,7 @@ def spent(task: Task, device: torch.device, shared: object, piece: object) -> fl
 def measure(task: Task, kind: str, workers: int) -> dict[str, Any]:
     """One case: seconds, CPU seconds, and the records."""
     engine = create_engine(kind, task, torch.device("cpu"), print, workers, ClusterConfig(device="cpu"))
-    sessions, lines = method.assign_cohorts(task), list[str]()
+    sessions, lines = method.open_sessions(task), list[str]()
     helpers = list(range(workers)) if kind == "ray" else []
     before = time.process_time(), sum(engine.spread(spent, [], helpers)) if helpers else 0.0
     load, began = os.getloadavg()[0], time.perf_counter()

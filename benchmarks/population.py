@@ -90,7 +90,7 @@ def measure(clients: int, rounds: int, each: int, budget: float, data: Path) -> 
         with PrivateMemory() as private:
             task = build_task(experiment, [], given)
             folder = RunFolder.create(Path(scratch) / "run", experiment, describe(task, None))
-            sessions = method.assign_cohorts(task)
+            sessions = method.open_sessions(task)
         setup, worked = time.perf_counter() - began, time.process_time() - worked
         peak, after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, own_kilobytes()
         engine = create_engine("workers", task, torch.device("cpu"), print, workers=1)

@@ -55,7 +55,7 @@ def main() -> None:
             settings = {**rule, "cohorts": words.cohorts, "seed": seed, "precision": precision}
             experiment = experiment_file.with_settings(experiment_file.load("cifar10", words.set), settings)
             task = build_task(experiment, [words.data], Given())
-            sessions, engine = method.assign_cohorts(task), LaneEngine(task, device)
+            sessions, engine = method.open_sessions(task), LaneEngine(task, device)
             began = time.perf_counter()
             engine.train_cohorts(sessions, lambda session, closed: None)
             seconds = time.perf_counter() - began

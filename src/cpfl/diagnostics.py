@@ -109,7 +109,7 @@ def measure(task: Task, make: Callable[[], Engine], rounds: int, device: torch.d
         engine = make()
         stopwatch = Stopwatch(experiment.cohorts, rounds + WARM_UP, engine.name == "reference")
         recorder = RunRecorder(folder, experiment, stopwatch)
-        method.train_cohorts(task, method.assign_cohorts(task), engine, recorder, device)
+        method.train_cohorts(task, method.open_sessions(task), engine, recorder, device)
         folder.unlock()
     return Rate(
         engine=engine.name,

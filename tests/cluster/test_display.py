@@ -43,7 +43,7 @@ def test_the_live_view_shows_them() -> None:
     experiment = experiment_file.load("digits")
     screen = io.StringIO()
     view = RunView(Console(file=screen, width=100, height=40), experiment, 2)
-    view.on_start(method.assign_cohorts(build_task(experiment, [], Given())))
+    view.on_start(method.open_sessions(build_task(experiment, [], Given())))
     view.on_workers(LOAD)
     view._console.print(view._draw())
     assert "worker 0      97 %" in screen.getvalue()

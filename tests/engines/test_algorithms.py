@@ -16,7 +16,7 @@ from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
 from cpfl.errors import SettingError
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.method import assign_cohorts
+from cpfl.method import open_sessions
 from cpfl.settings import experiment_file
 from cpfl.task.task import Task, build_task
 
@@ -70,7 +70,7 @@ def federate(task: Task, engine: str, sessions: list[Session] | None = None) -> 
         "workers": lambda: WorkerEngine(task, 1),
         "lanes": lambda: LaneEngine(task, CPU, 3),  # fewer lanes than clients: lanes are used again
     }[engine]()
-    sessions = sessions or assign_cohorts(task)
+    sessions = sessions or open_sessions(task)
 
     def on_round(session: Session, closed: ClosedRound) -> None:
         vars(session).setdefault("lines", []).append(vars(closed.record))
@@ -98,7 +98,7 @@ SMALLEST = {"multi-krum": 3, "krum, an attacker": 8}  # clients of a cohort
 def test_engines_are_equal(name: str, cohorts: int) -> None:
     if 12 // cohorts < SMALLEST.get(name, 1):
         with pytest.raises(SettingError, match="participants"):
-            assign_cohorts(task_of(cohorts, **ALGORITHMS[name]))
+            open_sessions(task_of(cohorts, **ALGORITHMS[name]))
         return
     task = task_of(cohorts, **ALGORITHMS[name])
     sizes = task.data.clients.training_sizes
@@ -119,7 +119,7 @@ def test_many_of_a_cohort_end_at_once(name: str, cohorts: int, monkeypatch: pyte
     settings = BASE | {f"federation.{k}": v for k, v in ALGORITHMS[name].items()}
     settings |= {"cohorts": cohorts, "data.split": "iid", "max_rounds": 4}
     task = build_task(experiment_file.with_settings(cpfl.Experiment(), settings), [], Given())
-    plain, sessions = federate(task, "reference"), assign_cohorts(task)
+    plain, sessions = federate(task, "reference"), open_sessions(task)
     LaneEngine(task, CPU, 9).train_cohorts(
         sessions, lambda session, closed: vars(session).setdefault("lines", []).append(vars(closed.record))
     )
@@ -132,7 +132,7 @@ def test_many_of_a_cohort_end_at_once(name: str, cohorts: int, monkeypatch: pyte
 def test_any_number_of_workers_gives_the_same_bits(name: str) -> None:
     task = task_of(3, **ALGORITHMS[name])
     one = federate(task, "workers")
-    sessions = assign_cohorts(task)
+    sessions = open_sessions(task)
     WorkerEngine(task, 3).train_cohorts(sessions, lambda session, closed: None)
     for ours, theirs in zip(sessions, one, strict=True):
         states, others = ours.state()[0], theirs.state()[0]
@@ -188,7 +188,7 @@ def test_a_move_to_the_small_lanes_changes_nothing(name: str, monkeypatch: pytes
     plain = federate(task, "reference")
     engine = LaneEngine(task, CPU, 6)
     engine.small_count = 2
-    sessions = assign_cohorts(task)
+    sessions = open_sessions(task)
     engine.train_cohorts(
         sessions, lambda session, closed: vars(session).setdefault("lines", []).append(vars(closed.record))
     )

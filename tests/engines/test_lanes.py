@@ -25,7 +25,7 @@ from cpfl.engines.lanes.buffers import DeviceBuffers
 from cpfl.engines.lanes.engine import alone, steps_of_all
 from cpfl.engines.lanes.step import Lanes
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.method import assign_cohorts
+from cpfl.method import open_sessions
 from cpfl.models.layout import Layout
 from cpfl.settings import experiment_file
 from cpfl.task.task import Task, build_task
@@ -124,7 +124,7 @@ def test_any_number_of_lanes(count: int) -> None:
         def note(session: Session, closed: ClosedRound, lines: list[tuple[int, int, float]] = lines) -> None:
             lines.append((session.cohort, closed.record.round, closed.record.loss))
 
-        LaneEngine(task, torch.device("cpu"), lanes).train_cohorts(assign_cohorts(task), note)
+        LaneEngine(task, torch.device("cpu"), lanes).train_cohorts(open_sessions(task), note)
     for ours, theirs in zip(sorted(seen[count]), sorted(seen[9]), strict=True):
         assert ours == pytest.approx(theirs, rel=0, abs=1e-12)
 
@@ -209,7 +209,7 @@ def test_a_move_to_few_lanes_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
         engine.small_count = few
         lines: list[dict[str, Any]] = []
         engine.train_cohorts(
-            assign_cohorts(task), lambda session, closed, lines=lines: lines.append(vars(closed.record))
+            open_sessions(task), lambda session, closed, lines=lines: lines.append(vars(closed.record))
         )
         assert ("_small" in vars(engine)) == bool(few)  # they were made
         records.append(sorted(lines, key=lambda line: (line["cohort"], line["round"])))
@@ -242,7 +242,7 @@ def test_no_memory_for_the_small_lanes(late: bool, monkeypatch: pytest.MonkeyPat
             for _ in range(2):
                 lines: list[dict[str, Any]] = []
                 engine.train_cohorts(
-                    assign_cohorts(task), lambda session, closed, lines=lines: lines.append(vars(closed.record))
+                    open_sessions(task), lambda session, closed, lines=lines: lines.append(vars(closed.record))
                 )
                 records.append(sorted(lines, key=lambda line: (line["cohort"], line["round"])))
         assert len(begun) == short
@@ -262,7 +262,7 @@ def test_other_trouble_with_the_small_lanes_is_told(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("cpfl.engines.lanes.engine.Lanes", broken)
     with pytest.raises(RuntimeError, match="mat1"):
-        engine.train_cohorts(assign_cohorts(task), lambda session, closed: None)
+        engine.train_cohorts(open_sessions(task), lambda session, closed: None)
 
 
 def test_out_of_memory_halves_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

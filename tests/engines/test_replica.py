@@ -52,10 +52,10 @@ def replicas(task: Task, sessions: list[Any], send: Callable[[Message], None]) -
 @pytest.mark.parametrize("kind", ENGINES)
 def test_a_cohort_that_is_released_between_rounds_continues_unchanged(task: Task, kind: str) -> None:
     straight: list[Any] = []
-    whole = method.assign_cohorts(task)
+    whole = method.open_sessions(task)
     ENGINES[kind](task).train_cohorts(whole, lambda session, closed: straight.append(closed.record))
 
-    sessions, received, released = method.assign_cohorts(task), list[Any](), list[int]()
+    sessions, received, released = method.open_sessions(task), list[Any](), list[int]()
     engine, copies = ENGINES[kind](task), list[Replica]()
 
     def send(message: Message) -> None:
@@ -92,7 +92,7 @@ def test_a_cohort_that_is_released_between_rounds_continues_unchanged(task: Task
 
 def test_one_that_resumes_is_not_released(task: Task) -> None:
     """It pauses for new cohorts: it sends no message, and the same engine continues with it."""
-    sessions, sent = method.assign_cohorts(task), list[Message]()
+    sessions, sent = method.open_sessions(task), list[Message]()
     (replica,) = replicas(task, sessions[:1], sent.append)
     replica.request = PAUSED
     engine = ENGINES["workers"](task)

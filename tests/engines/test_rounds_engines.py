@@ -16,7 +16,7 @@ from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.method import assign_cohorts
+from cpfl.method import open_sessions
 from cpfl.task.task import build_task
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_squared_losses_are_those_of_all_samples() -> None:
     module.load_state_dict(task.start)
     data = task.data
     for make in (ReferenceEngine, LaneEngine, lambda p, _: WorkerEngine(p, 2)):
-        sessions, seen = assign_cohorts(task), dict[int, float | None]()
+        sessions, seen = open_sessions(task), dict[int, float | None]()
         for session in sessions:
             closing = session.close_round
 
@@ -146,5 +146,5 @@ def test_lanes_wait_for_what_a_selection_needs() -> None:
     def on_round(session: Session, closed: ClosedRound) -> None:
         seen.append((session.cohort, closed.record.round))
 
-    LaneEngine(task, torch.device("cpu")).train_cohorts(assign_cohorts(task), on_round)
+    LaneEngine(task, torch.device("cpu")).train_cohorts(open_sessions(task), on_round)
     assert sorted(seen) == [(cohort, round) for cohort in range(2) for round in range(1, 6)]

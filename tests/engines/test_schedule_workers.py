@@ -15,7 +15,7 @@ from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.lanes.batch_schedule import EMPTY, MAX_REQUESTS, ClientRound, ScheduleWorkers, draw, lay_out
 from cpfl.federation import local_training
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.method import assign_cohorts
+from cpfl.method import open_sessions
 from cpfl.settings import experiment_file
 from cpfl.task.task import Task, build_task
 
@@ -32,7 +32,7 @@ def records(made: Task, engine: LaneEngine, after: Any = lambda count: None) -> 
         lines.append(vars(closed.record))
         after(len(lines))
 
-    engine.train_cohorts(assign_cohorts(made), on_round)
+    engine.train_cohorts(open_sessions(made), on_round)
     return lines
 
 

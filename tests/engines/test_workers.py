@@ -19,7 +19,7 @@ import cpfl
 from cpfl.engines.workers import WorkerEngine
 from cpfl.errors import DivergedError, ModelError
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.method import assign_cohorts
+from cpfl.method import open_sessions
 from cpfl.task.task import build_task
 
 
@@ -75,7 +75,7 @@ def lines(workers: int, **settings: Any) -> list[tuple[int, int, float, float | 
         record = closed.record
         seen.append((record.cohort, record.round, record.loss, record.validation))
 
-    WorkerEngine(task, workers).train_cohorts(assign_cohorts(task), on_round)
+    WorkerEngine(task, workers).train_cohorts(open_sessions(task), on_round)
     return sorted(seen, key=lambda line: line[:2])
 
 

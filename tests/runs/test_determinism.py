@@ -130,7 +130,7 @@ def task() -> Task:
 
 @pytest.mark.parametrize("pick", [round_robin, reversed_robin, one_after_the_other, last_first, at_random])
 def test_the_order_of_cohorts_changes_nothing(pick: Callable[[list[Session]], Session], task: Task) -> None:
-    expected, sessions = method.assign_cohorts(task), method.assign_cohorts(task)
+    expected, sessions = method.open_sessions(task), method.open_sessions(task)
     lines: dict[int, list[object]] = {session.cohort: [] for session in sessions}
     ReferenceEngine(task, CPU).train_cohorts(
         expected, lambda session, closed: lines[session.cohort].append(closed.record)
@@ -149,7 +149,7 @@ def test_the_order_of_cohorts_changes_nothing(pick: Callable[[list[Session]], Se
 def test_opened_twice_and_interleaved(task: Task) -> None:
     """Opening a round changes nothing: lost work can be requested again."""
     engine = ReferenceEngine(task, CPU)
-    one, other = method.assign_cohorts(task)[0], method.assign_cohorts(task)[1]
+    one, other = method.open_sessions(task)[0], method.open_sessions(task)[1]
     request = one.open_round()
     engine.do(other.open_round())
     again = one.open_round()

@@ -34,7 +34,7 @@ class Data(Section):
     alpha: Annotated[Positive, When("split = dirichlet")] = 0.1
     """Dirichlet concentration α: lower is more skewed. The paper uses 0.1, 0.3 and 1."""
     remainder: Annotated[Literal["last", "spread"], When("split = dirichlet")] = "last"
-    """Who gets what rounding leaves over: the last client, as in the authors' code, or those with the largest fractions."""
+    """Who gets what rounding leaves: the last client, as in the authors' code, or those with the largest fractions."""
     column: Annotated[str, When("split = column")] = ""
     """Id column of the training set that says which client owns a sample."""
     shards: Annotated[Count, When("split = shards")] = 2
