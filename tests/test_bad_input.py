@@ -540,9 +540,9 @@ def test_arrays(tmp_path: Path, case: str) -> None:
     few = {"clients": 4, "cohorts": 2, "max_rounds": 1, "distillation.epochs": 1}
     given |= wrong
     given["settings"] = few | wrong.get("settings", {})
-    with pytest.raises(cpfl.CpflError) as told:
+    with pytest.raises(cpfl.CpflError) as reported:
         cpfl.run(given.pop("experiment"), **given)
-    sentence = str(told.value)
+    sentence = str(reported.value)
     assert "\n" not in sentence
     for word in words:
         assert word in sentence
@@ -552,6 +552,6 @@ def test_arrays(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("wrong", [{"cohorts": 0}, {"cohorts": 50}, {"cohort": 4}, {"data": {"alpha": float("nan")}}])
 def test_an_experiment_in_python(wrong: dict[str, Any]) -> None:
     """The same sentence as on the command line, not pydantic's page."""
-    with pytest.raises(cpfl.CpflError) as told:
+    with pytest.raises(cpfl.CpflError) as reported:
         cpfl.Experiment(**wrong)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)

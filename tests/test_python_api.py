@@ -157,13 +157,13 @@ def test_batch_norm(tmp_path: Path) -> None:
 def test_batch_norm_on_a_batch_of_one(tmp_path: Path, samples: int, public: int, settings: dict[str, Any]) -> None:
     """Of one sample there is no deviation: the user hears it in a sentence, or it is dealt with."""
     own = {"train": table(5, samples), "test": TEST, "public": PUBLIC[:public]}
-    words, told = {**SMALL, "clients": 4, **settings}, ""
+    words, reported = {**SMALL, "clients": 4, **settings}, ""
     try:
         cpfl.run("digits", model=Normed, **own, settings=words, out=tmp_path / "run")
     except cpfl.CpflError as error:
-        told = str(error)
-    assert "batch" in told or (tmp_path / "run" / "summary.json").is_file()
-    assert "\n" not in told
+        reported = str(error)
+    assert "batch" in reported or (tmp_path / "run" / "summary.json").is_file()
+    assert "\n" not in reported
 
 
 def test_tied_weights(tmp_path: Path) -> None:

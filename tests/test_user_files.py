@@ -95,14 +95,14 @@ def test_a_selection(shown: Shown, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("importable")
 def test_a_cohort_assignment(shown: Shown, tmp_path: Path) -> None:
     """The last cohort is the slowest quarter; the assignment has seen how long every client's round takes."""
-    told, _ = shown("cohort-assignment.md")
+    reported, _ = shown("cohort-assignment.md")
     ours = task(tmp_path / "runs" / "apart")
     seconds = dict(enumerate(seconds_of(ours)))
     limit = np.quantile(list(seconds.values()), 0.75)
     assert sorted(ours.cohorts[3]) == sorted(client for client, s in seconds.items() if s >= limit)
     about = json.loads((tmp_path / "runs" / "apart" / "run.json").read_text())
     assert "round takes" in about["assignment_reveals"]
-    assert "round takes" in " ".join(told.out.split())
+    assert "round takes" in " ".join(reported.out.split())
 
 
 def test_a_model(shown: Shown, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_get_of_what_cannot_be_got(cpfl_command: Command, name: str, expected: s
 def test_a_missing_set_without_a_network(
     cpfl_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is tried, and then it is told what to put where."""
+    """The download is tried; then a sentence says what to put where."""
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)

@@ -156,9 +156,9 @@ def test_progress_counts_the_epochs_of_another_recipe(
 ) -> None:
     monkeypatch.setattr(RunView, "quiet_seconds", -1.0)  # a line for every epoch
     answer = cpfl_command("distill", "run", *words, "--set", "distillation.batch_size=4096").good()
-    told = [line for line in answer.out.splitlines() if line.startswith("distill: epoch ")]
-    assert told[0].startswith("distill: epoch 1 of 100 ")
-    assert told[-1].startswith("distill: epoch 100 of 100 ")
+    reported = [line for line in answer.out.splitlines() if line.startswith("distill: epoch ")]
+    assert reported[0].startswith("distill: epoch 1 of 100 ")
+    assert reported[-1].startswith("distill: epoch 100 of 100 ")
 
 
 def test_another_student(cpfl_command: Command, run: Path, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_without_snapshots_it_says_what_is_gone(cpfl_command: Command, tmp_path:
 def test_a_run_that_could_never_be_distilled_is_refused_before_it_trains(
     cpfl_command: Command, tmp_path: Path, choice: str
 ) -> None:
-    """Without snapshots the models it asks for will be gone: told now, not after hours of training."""
+    """Without snapshots the models it asks for will be gone: refused now, not after hours of training."""
     answer = cpfl_command("run", "digits", *QUICK, "--set", choice, "--out", "here")
     assert answer.code == 2
     assert "snapshots" in answer.err

@@ -250,8 +250,8 @@ def test_killed_and_resumed(cpfl_command: Command, tmp_path: Path) -> None:
         name = f"cohort-{cohort:04d}.jsonl"
         assert lines(tmp_path / "killed" / "rounds" / name) == lines(tmp_path / "whole" / "rounds" / name)
     assert ended["student_accuracy"] == whole["student_accuracy"]
-    told = [e["event"] for e in lines(tmp_path / "killed" / "log.jsonl")]
-    assert [event for event in told if event != "run again"] == ["started", "resumed", "finished"]
+    reported = [e["event"] for e in lines(tmp_path / "killed" / "log.jsonl")]
+    assert [event for event in reported if event != "run again"] == ["started", "resumed", "finished"]
 
 
 def test_resume_of_a_finished_run_says_so(cpfl_command: Command, finished: Path) -> None:
@@ -313,9 +313,9 @@ def test_ctrl_c_says_how_to_resume(tmp_path: Path) -> None:
         while not list(tmp_path.glob("run/rounds/*.jsonl")) and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=120)
+        _, reported = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "cpfl resume" in told
-    assert "Traceback" not in told
+    assert "cpfl resume" in reported
+    assert "Traceback" not in reported

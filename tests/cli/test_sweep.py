@@ -77,7 +77,7 @@ def test_jobs_and_a_repeated_call(cpfl_command: Command, tmp_path: Path) -> None
     assert next(r for r in first["runs"] if r["cohorts"] == 2)["student_accuracy"] == alone["student_accuracy"]
 
 
-TOLD = """
+REPORTED = """
 import os
 from pathlib import Path
 from torch import nn
@@ -86,13 +86,13 @@ from torch import nn
 class Net(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(64, 10))
-        Path(f"{os.getpid()}.told").write_text(os.environ.get("OMP_WAIT_POLICY", "unset"))
+        Path(f"{os.getpid()}.reported").write_text(os.environ.get("OMP_WAIT_POLICY", "unset"))
 """
 
 
 def test_threads_of_jobs_do_not_spin(cpfl_process: Command, tmp_path: Path) -> None:
     """Whoever waits for a thread sleeps, where several processes share the cores; a user's own choice stays."""
-    (tmp_path / "told.py").write_text(TOLD)
+    (tmp_path / "reported.py").write_text(REPORTED)
     for chosen, there in (({}, {"unset", "PASSIVE"}), ({"OMP_WAIT_POLICY": "ACTIVE"}, {"ACTIVE"})):
         words = (
             "--cohorts",
@@ -100,14 +100,14 @@ def test_threads_of_jobs_do_not_spin(cpfl_process: Command, tmp_path: Path) -> N
             "--jobs",
             "2",
             "--set",
-            "model.name=told:Net",
+            "model.name=reported:Net",
             "--out",
             "-".join(["jobs", *chosen]),
         )
         cpfl_process("sweep", "digits", *QUICK, *words, PYTHONPATH=str(tmp_path), **chosen).good()
-        told = list(tmp_path.glob("*.told"))
-        assert {path.read_text() for path in told} == there
-        for path in told:
+        reported = list(tmp_path.glob("*.reported"))
+        assert {path.read_text() for path in reported} == there
+        for path in reported:
             path.unlink()
 
 
@@ -150,10 +150,10 @@ def test_a_run_that_diverges_does_not_take_the_others_down(cpfl_command: Command
     finished = [path.parent.name for path in (tmp_path / "s").glob("*/summary.json")]
     assert finished == ["n002-seed90-federation.lr-0.1"]
     assert "What n costs and gains, federation.lr = 0.1" in answer.out
-    told = cpfl_command(*WORDS, *words, "--json")
-    assert told.code == 1
-    assert [Path(run["path"]).name for run in told.json["runs"]] == finished
-    assert len(told.json["failed"]) == 2
+    reported = cpfl_command(*WORDS, *words, "--json")
+    assert reported.code == 1
+    assert [Path(run["path"]).name for run in reported.json["runs"]] == finished
+    assert len(reported.json["failed"]) == 2
 
 
 def test_over_other_settings(cpfl_command: Command, tmp_path: Path) -> None:

@@ -12,13 +12,15 @@ pytest.importorskip("ray")
 from cpfl.engines.ray import cluster
 
 
-@pytest.mark.parametrize(("share", "told"), [(0.5, [0.5]), (1.0, [])])
-def test_it_keeps_to_its_share_of_the_memory(share: float, told: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("share", "reported"), [(0.5, [0.5]), (1.0, [])])
+def test_it_keeps_to_its_share_of_the_memory(
+    share: float, reported: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[float] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", given.append)
     monkeypatch.setenv(cluster.COMPILE_THREADS, "3")
     cluster.limit_to_share(share)
-    assert given == told
+    assert given == reported
     assert os.environ[cluster.COMPILE_THREADS] == "3"  # a user's choice stays
 
 

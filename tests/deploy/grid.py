@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class Nodes(Grid):
-    """Answers every message at once, unless told otherwise."""
+    """Answers every message at once, unless a test says otherwise."""
 
     def __init__(self) -> None:
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # set by Flower's own processes

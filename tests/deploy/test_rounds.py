@@ -182,7 +182,7 @@ def test_with_a_part_of_the_clients_in_every_round(nodes: Nodes, tmp_path: Path,
         assert one["validation"] == pytest.approx(other["validation"], abs=1e-5)
 
 
-def spoil(kind: str, content: RecordDict, how: str) -> None:
+def corrupt(kind: str, content: RecordDict, how: str) -> None:
     if kind != "train" or "arrays" not in content:
         return
     state = messages.state(content["arrays"])
@@ -220,7 +220,7 @@ FAULTS = ["nan", "infinite", "shape", "type", "names", "forged", "huge", "negati
 def test_no_invalid_answer_enters_the_model(nodes: Nodes, tmp_path: Path, how: str) -> None:
     """The round continues without the client, its record names it, and the model is that of the others."""
     bad = 2
-    mod = fault(lambda kind, content: spoil(kind, content, how))
+    mod = fault(lambda kind, content: corrupt(kind, content, how))
     nodes.add(100 + bad, client_app(model, data, mods=[mod]), client=bad, min_clients=2)
     run = deploy(nodes, tmp_path / "bad")
     sound = Nodes()

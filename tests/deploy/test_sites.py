@@ -120,7 +120,7 @@ def test_a_quorum_of_sites_is_enough(finished_sites: list[Path], tmp_path: Path)
 
 @pytest.mark.parametrize("how", ["nan", "shape", "cohort", "records", "counts"])
 def test_an_invalid_site_is_not_used(finished_sites: list[Path], tmp_path: Path, how: str) -> None:
-    def spoil(kind: str, content: RecordDict) -> None:
+    def corrupt(kind: str, content: RecordDict) -> None:
         state = messages.state(content["arrays"])
         match how:
             case "nan":
@@ -137,7 +137,7 @@ def test_an_invalid_site_is_not_used(finished_sites: list[Path], tmp_path: Path,
 
     nodes = Nodes()
     nodes.add(1, site_app(), cohort=0, run=str(finished_sites[0]))
-    bad, sound = ClientApp(mods=[fault(spoil)]), site_app()
+    bad, sound = ClientApp(mods=[fault(corrupt)]), site_app()
     bad.query("teacher")(lambda message, context: sound(message, context))
     nodes.add(2, bad, cohort=1, run=str(finished_sites[1]))
     with pytest.raises(CpflError, match="1 of 2 sites"):

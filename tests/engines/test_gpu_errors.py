@@ -1,4 +1,4 @@
-"""What a GPU's trouble looks like, told from that of the work."""
+"""Errors of the GPU itself, distinguished from errors of the work."""
 
 from __future__ import annotations
 

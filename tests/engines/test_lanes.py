@@ -171,16 +171,16 @@ class Wavering(nn.Module):
     ids=["dropout", "batch norm", "of this batch alone", "own statistics", "control flow"],
 )
 def test_models_that_cannot_train_in_lanes(layer: nn.Module, word: str, tmp_path: Path) -> None:
-    """They are told so once, and run on the reference engine."""
+    """One message says so, and they run on the reference engine."""
     callback = Noted()
     model = nn.Sequential(nn.Flatten(), layer, nn.Linear(64, 10))
     run = cpfl.run(
         "digits", model=model, out=tmp_path / "run", engine="lanes", callback=callback,
         settings={"clients": 4, "max_rounds": 2, "distillation.epochs": 1, "federation.batch_size": 500},
     )  # fmt: skip
-    told = [note for note in callback.notes if "cannot train in lanes" in note]
-    assert len(told) == 1
-    assert word in told[0]
+    reported = [note for note in callback.notes if "cannot train in lanes" in note]
+    assert len(reported) == 1
+    assert word in reported[0]
     assert run.summary["engine"] == "reference"
 
 

@@ -200,7 +200,7 @@ def test_the_experiments_own_model_by_name_is_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "reported"),
     [
         ("model.by_cohort.4=mlp", "model.by_cohort names cohort '4': cohorts are 0 to 3"),
         ("model.by_cohort.first=mlp", "model.by_cohort names cohort 'first': cohorts are 0 to 3"),
@@ -208,10 +208,10 @@ def test_the_experiments_own_model_by_name_is_exported(tmp_path: Path) -> None:
         ("model.by_cohort.0=gn-lenet", "model gn-lenet takes images of 15×15 or more"),
     ],
 )
-def test_mistakes(cpfl_command: Command, tmp_path: Path, setting: str, told: str) -> None:
+def test_mistakes(cpfl_command: Command, tmp_path: Path, setting: str, reported: str) -> None:
     answer = cpfl_command("run", "digits", "--set", setting, "--out", tmp_path / "run")
     assert answer.code == 2
-    assert told in answer.err
+    assert reported in answer.err
     assert not (tmp_path / "run").exists()
 
 

@@ -40,14 +40,14 @@ class Frozen(nn.Module):
 
 
 class Louder(nn.Module):
-    """In training it says less than when it is judged."""
+    """In training it predicts less than in evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x if self.training else 3 * x
 
 
 class Centred(nn.Module):
-    """What it says of a sample hangs on the whole batch, also when it is judged."""
+    """Its prediction for a sample depends on the whole batch, also in evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)

@@ -64,7 +64,7 @@ def test_equal_on_augmented_images(validation: bool, tmp_path: Path) -> None:
 
 
 def lines(workers: int, **settings: Any) -> list[tuple[int, int, float, float | None]]:
-    """What the sessions of a small problem are told, in cohort order."""
+    """The records of a small task's sessions, in cohort order."""
     experiment = cpfl.settings.experiment_file.with_settings(
         cpfl.Experiment(cohorts=3, clients=12, max_rounds=4, precision="float32"), settings
     )
@@ -151,7 +151,7 @@ class TestProcesses:
     def test_a_killed_worker_is_told_in_one_sentence(self, tmp_path: Path) -> None:
         main, workers = start(tmp_path / "run")
         os.kill(workers[0], signal.SIGKILL)
-        _, trouble = main.communicate(timeout=200)
+        _, errors = main.communicate(timeout=200)
         assert main.returncode != 0
-        assert "a worker process ended unasked (exit code -9)" in trouble
+        assert "a worker process ended unasked (exit code -9)" in errors
         assert gone(workers)

@@ -48,12 +48,14 @@ def session(
 def results(one: Session, samples: list[int]) -> RoundResult:
     """What the round's participants would report, and a model named after it."""
     work = one.open_round()
-    told = []
+    reported = []
     for client in work.participants:
         steps = work.steps.get(client, samples[client])
         squared_losses = float(10 * (client + 1) * steps / work.round)
-        told.append(ClientResult(client, steps, steps, 1.0 + client / work.round, 1.0, squared_losses=squared_losses))
-    return RoundResult({"w": torch.tensor([float(work.round)])}, told)
+        reported.append(
+            ClientResult(client, steps, steps, 1.0 + client / work.round, 1.0, squared_losses=squared_losses)
+        )
+    return RoundResult({"w": torch.tensor([float(work.round)])}, reported)
 
 
 def close(one: Session, samples: list[int]) -> ClosedRound:

@@ -143,9 +143,9 @@ def test_a_session_waits_at_the_end_of_a_phase() -> None:
     assert one.participants(4) == []  # engines ask ahead
     with pytest.raises(AssertionError):
         one.open_round()
-    told = one.continue_training(closed, 100.0, 1.5)
+    reported = one.continue_training(closed, 100.0, 1.5)
     assert (one.waiting, one.clock, one.cpu_seconds) == (False, 100.0, 18.0 + 1.5)
-    assert told == closed  # the round ended when it did
+    assert reported == closed  # the round ended when it did
     assert one.participants(4)
     assert close(one).record.clock == 105.0
     end = phase(one)
@@ -174,12 +174,12 @@ def test_a_limit_that_the_wait_has_used_up() -> None:
     """Three rounds end after 15 s, the evaluation after 37 s: the next round would end after 42 s."""
     for hours, stop in ((41.9, "hours"), (42.0, "")):
         one = session(stopping__max_hours=hours / 3600)
-        told = one.continue_training(phase(one), 37.0, 0.0)
-        assert told.record.stop == one.stopped == stop
+        reported = one.continue_training(phase(one), 37.0, 0.0)
+        assert reported.record.stop == one.stopped == stop
 
 
 def test_cpu_hours_pay_for_evaluations() -> None:
-    """Half of 72 s is this cohort's at first; three rounds took 18 s, a fourth takes 6 s. Then it is told anew."""
+    """Half of 72 s is this cohort's at first; three rounds took 18 s, a fourth takes 6 s. Then it is shared anew."""
     for allowed, stop in ((36.0, "cpu hours"), (36.1, "")):
         one = session(stopping__max_cpu_hours=72 / 3600)
         assert one.cpu_budget == 36.0
@@ -200,10 +200,10 @@ def test_a_limit_is_shared_by_what_rounds_cost() -> None:
 
 @pytest.mark.parametrize(("snapshots", "expected"), [("1 rounds", [3]), ("20s", [3]), ("90s", []), ("", [])])
 def test_models_that_a_wait_makes_due(snapshots: str, expected: list[int]) -> None:
-    """A cohort arrives after 15 s and goes on at 70 s: its model was the current one at 20, 40 and 60 s."""
+    """A cohort arrives after 15 s and continues at 70 s: its model was the current one at 20, 40 and 60 s."""
     one = session(snapshots=snapshots)
-    told = one.continue_training(phase(one), 70.0, 0.0)
-    assert [(s.round, s.clock) for s in told.snapshots] == [(number, 15.0) for number in expected]
+    reported = one.continue_training(phase(one), 70.0, 0.0)
+    assert [(s.round, s.clock) for s in reported.snapshots] == [(number, 15.0) for number in expected]
     last = one.stop(phase(one), "joint", 86.0)
     assert [s.round for s in last.snapshots if s.round == 6] == ([6] if snapshots else [])
 

@@ -97,7 +97,7 @@ class Pairs(Selection):
 
 @pytest.mark.parametrize("engine", ["reference", "workers", "lanes"])
 def test_a_selection_that_takes_too_few(engine: str, tmp_path: Path) -> None:
-    """What no setting tells is told by the optimizer itself, on every engine."""
+    """What no setting says, the optimizer itself says, on every engine."""
     settings = {
         "cohorts": 1, "federation.server": "krum", "federation.server_args.num_byzantine": 1, "max_rounds": 2,
         "federation.selection": f"{__name__}:Pairs",

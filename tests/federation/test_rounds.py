@@ -22,7 +22,7 @@ STALE = {"federation__participants": 2, "federation__over_selection": 1.0, "fede
 SAMPLES = [2, 4, 6, 20]  # 6, 12, 18 and 60 s of computing, and 2 s for two transfers: 8, 14, 20 and 62 s
 
 
-def told(record: RoundRecord) -> tuple[Any, ...]:
+def reported(record: RoundRecord) -> tuple[Any, ...]:
     return (record.participants, record.seconds, record.slowest, record.cpu_seconds, record.bytes)
 
 
@@ -39,13 +39,13 @@ def test_a_deadline_that_nobody_misses_changes_nothing() -> None:
 def test_late_clients_are_dropped() -> None:
     record = close(session(SAMPLES, FAST, federation__deadline=30), SAMPLES).record
     # The last one has computed from second 1 to second 30, was sent the model and sent nothing back.
-    assert told(record) == ([0, 1, 2], 30.0, 3, 6 + 12 + 18 + 29.0, (3 * 2 + 1) * MODEL_BYTES)
+    assert reported(record) == ([0, 1, 2], 30.0, 3, 6 + 12 + 18 + 29.0, (3 * 2 + 1) * MODEL_BYTES)
     assert wasted(record) == (29.0, 1, 0)
 
 
 def test_an_exact_deadline_is_met() -> None:
     record = close(session(SAMPLES, FAST, federation__deadline=62), SAMPLES).record
-    assert told(record)[:3] == ([0, 1, 2, 3], 62.0, 3)
+    assert reported(record)[:3] == ([0, 1, 2, 3], 62.0, 3)
     assert wasted(record) == (0.0, 0, 0)
 
 
@@ -53,7 +53,7 @@ def test_partial_work_is_accepted() -> None:
     one = session(SAMPLES, FAST, federation__deadline=30, federation__straggler_policy="partial")
     assert one.open_round().steps == {3: 9}  # 28 s between the transfers, 3 s a step
     record = close(one, SAMPLES).record
-    assert told(record) == ([0, 1, 2, 3], 29.0, 3, 6 + 12 + 18 + 27.0, 8 * MODEL_BYTES)
+    assert reported(record) == ([0, 1, 2, 3], 29.0, 3, 6 + 12 + 18 + 27.0, 8 * MODEL_BYTES)
     assert record.samples == 2 + 4 + 6 + 9
     assert wasted(record) == (0.0, 0, 0)
 
@@ -61,7 +61,7 @@ def test_partial_work_is_accepted() -> None:
 def test_who_cannot_do_one_step_in_time_is_dropped() -> None:
     one = session([2, 2], [1000.0, 20_000.0], federation__deadline=10, federation__straggler_policy="partial")
     record = close(one, [2, 2]).record
-    assert told(record) == ([0], 10.0, 1, 6 + 9.0, 3 * MODEL_BYTES)
+    assert reported(record) == ([0], 10.0, 1, 6 + 9.0, 3 * MODEL_BYTES)
     assert wasted(record) == (9.0, 1, 0)
 
 
@@ -90,7 +90,7 @@ def test_the_first_to_finish_count() -> None:
     one = session(SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0)
     record = close(one, SAMPLES).record
     # All four are asked; the round ends after 14 s, when the other two have computed for 13 s each.
-    assert told(record) == ([0, 1], 14.0, 1, 6 + 12 + 13 + 13.0, (2 * 2 + 2) * MODEL_BYTES)
+    assert reported(record) == ([0, 1], 14.0, 1, 6 + 12 + 13 + 13.0, (2 * 2 + 2) * MODEL_BYTES)
     assert wasted(record) == (26.0, 2, 0)
 
 
@@ -158,11 +158,11 @@ def test_clients_come_and_go() -> None:
     ]
     one = session([2, 2, 2], [1000.0] * 3, weeks)
     first, second, third = (close(one, [2, 2, 2]).record for _ in range(3))
-    assert told(first) == ([0, 1], 8.0, 1, 12.0, 4 * MODEL_BYTES)
+    assert reported(first) == ([0, 1], 8.0, 1, 12.0, 4 * MODEL_BYTES)
     # Begins at 8 with the same two; the first leaves at 15, before it is done: 6 s of computing for nothing.
-    assert told(second) == ([1], 8.0, 1, 6 + 6.0, 3 * MODEL_BYTES)
+    assert reported(second) == ([1], 8.0, 1, 6 + 6.0, 3 * MODEL_BYTES)
     assert wasted(second) == (6.0, 1, 0)
-    assert told(third)[0] == [1, 2]  # begins at 16
+    assert reported(third)[0] == [1, 2]  # begins at 16
 
 
 def test_waits_until_somebody_is_there() -> None:
@@ -181,7 +181,7 @@ def test_stale_updates_count_later() -> None:
         SAMPLES, FAST, federation__participants=2, federation__over_selection=1.0, federation__straggler_policy="stale"
     )
     first = close(one, SAMPLES).record
-    assert told(first) == ([0, 1], 14.0, 1, 18.0, 4 * MODEL_BYTES)
+    assert reported(first) == ([0, 1], 14.0, 1, 18.0, 4 * MODEL_BYTES)
     work = one.open_round()
     # Only 0 and 1 are idle; the round lasts from 14 to 28, and the third arrives at 20.
     assert work.participants == [0, 1, 2]
@@ -203,7 +203,9 @@ def test_too_old_is_waste() -> None:
     )  # fmt: skip
     records = [close(one, SAMPLES).record for _ in range(3)]
     assert [3 in record.participants for record in records] == [False] * 3
-    assert wasted(records[2])[0] == pytest.approx(records[2].clock - 1)  # it computed from second 1 until it was told
+    assert wasted(records[2])[0] == pytest.approx(
+        records[2].clock - 1
+    )  # it computed from second 1 until the round ended
 
 
 def test_what_is_pending_at_the_end_is_waste() -> None:

@@ -28,13 +28,13 @@ def rng(number: int) -> np.random.Generator:
 
 def reports(clients: list[int], round: int) -> list[ClientResult]:
     """Losses that fall from round to round, differently for each client."""
-    told = []
+    reported = []
     for c in clients:
         losses = np.abs(np.sin(np.arange(1, SAMPLES[c] + 1) * (c + 1))) * 3 / round
-        told.append(
+        reported.append(
             ClientResult(c, SAMPLES[c], SAMPLES[c], losses.mean(), 1.0, squared_losses=float((losses**2).sum()))
         )
-    return told
+    return reported
 
 
 class Paper:
@@ -55,12 +55,12 @@ class Paper:
             util = clipped + np.sqrt(0.1 * np.log(R) / self.L)
         return np.where(self.T < self.D, util * (self.T / self.D) ** 2, util)
 
-    def feedback(self, told: list[ClientResult], R: int) -> None:
-        for r in told:
+    def feedback(self, reported: list[ClientResult], R: int) -> None:
+        for r in reported:
             B = SAMPLES[r.client]
             self.U[r.client] = B * math.sqrt(1 / B * r.squared_losses)  # type: ignore[operator]
             self.L[r.client] = R
-        self.history.append(sum(self.U[r.client] for r in told))
+        self.history.append(sum(self.U[r.client] for r in reported))
         if R % self.W == 0 and R >= 2 * self.W:
             W = self.W
             if sum(self.history[R - 2 * W + 1 : R - W + 1]) > sum(self.history[R - W + 1 : R + 1]):
@@ -109,9 +109,9 @@ def test_oort_is_algorithm_1(scaled: bool, K: int) -> None:
         assert len(set(chosen)) == K
         assert chosen == paper.select(there, K, R, rng(R))
         mixed += 0 < len(set(chosen) - set(explored)) < K
-        told = reports(sorted(chosen), R)
-        one.update(R, told, 1.0, float(R))
-        paper.feedback(told, R)
+        reported = reports(sorted(chosen), R)
+        one.update(R, reported, 1.0, float(R))
+        paper.feedback(reported, R)
         assert one.preferred == pytest.approx(paper.T)
     assert paper.T > 12.0  # utilities fall from round to round, so the pacer relaxed
     assert mixed > 2 or K == 1  # rounds of old and new clients
@@ -157,10 +157,10 @@ def test_oort_does_not_ask_the_same_for_ever() -> None:
 
 def test_outliers_are_clipped() -> None:
     one = Oort(cohort(SAMPLES, SPEEDS), penalty=0.0, scaled=False)
-    told = reports(list(range(10)), 1)
-    told[7] = ClientResult(7, 6, 6, 1.0, 1.0, squared_losses=1e12)
-    one.update(1, told, 1.0, 1.0)
-    values = [SAMPLES[r.client] * math.sqrt(r.squared_losses / SAMPLES[r.client]) for r in told]  # type: ignore[operator]
+    reported = reports(list(range(10)), 1)
+    reported[7] = ClientResult(7, 6, 6, 1.0, 1.0, squared_losses=1e12)
+    one.update(1, reported, 1.0, 1.0)
+    values = [SAMPLES[r.client] * math.sqrt(r.squared_losses / SAMPLES[r.client]) for r in reported]  # type: ignore[operator]
     assert one.utilities([7], 1)[0] == pytest.approx(np.quantile(values, 0.95))
 
 
@@ -178,9 +178,9 @@ def test_power_of_choice() -> None:
         p = np.array(SAMPLES) / sum(SAMPLES)
         A = rng(R).choice(10, 5, replace=False, p=p)
         assert chosen == A[np.argsort(-latest[A], kind="stable")][:2].tolist()
-        told = [ClientResult(c, 1, 1, math.cos(c * R) + 2, None) for c in chosen]
-        one.update(R, told, 1.0, float(R))
-        for r in told:
+        reported = [ClientResult(c, 1, 1, math.cos(c * R) + 2, None) for c in chosen]
+        one.update(R, reported, 1.0, float(R))
+        for r in reported:
             latest[r.client] = r.loss
     assert np.isfinite(latest).sum() >= 8  # those who have not been asked come first
 

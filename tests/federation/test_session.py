@@ -273,7 +273,7 @@ def test_the_average_of_late_models() -> None:
             other.restore(*one.state())
             one = other
     assert expected[:3] == [1.0, 1.5, 2.0]
-    assert value(one.model) == 7.0  # training goes on from the newest
+    assert value(one.model) == 7.0  # training continues from the newest
 
 
 def test_counts_are_not_averaged() -> None:

@@ -33,8 +33,8 @@ def flat(found: dict[str, torch.Tensor]) -> np.ndarray:
 
 def arrived(seed: int, weights: list[float]) -> tuple[dict[str, torch.Tensor], list[Arrived]]:
     now, starts, ends = models(seed)
-    told = zip(ends, starts, AGES, weights, strict=True)
-    return state(now), [Arrived(state(end), state(start), age, weight) for end, start, age, weight in told]
+    reported = zip(ends, starts, AGES, weights, strict=True)
+    return state(now), [Arrived(state(end), state(start), age, weight) for end, start, age, weight in reported]
 
 
 @pytest.mark.parametrize("seed", range(3))

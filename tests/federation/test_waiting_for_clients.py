@@ -136,7 +136,7 @@ CAUSES: dict[str, tuple[dict[str, Any], list[AvailabilitySchedule] | None, list[
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_the_true_cause_is_told(cause: str) -> None:
-    changes, found, told = CAUSES[cause]
+    changes, found, reported = CAUSES[cause]
     one = session([2, 2], [1000.0] * 2, found, federation__min_results=2, **changes)
     with pytest.raises(CpflError) as error:
         one.open_round()
@@ -144,10 +144,10 @@ def test_the_true_cause_is_told(cause: str) -> None:
     assert said.startswith(
         "round 1 of cohort 0 returned fewer than federation.min_results = 2 results in 1000 attempts: "
     )
-    assert all(word in said for word in told), said
+    assert all(word in said for word in reported), said
     named = {"late": "deadline", "left": "availability", "crashed": "crash_rate", "chose": "selection"}
     assert [word in said for word in named] == [key in said for key in named.values()]
-    assert [word in said for word in named] == [word in " ".join(told) for word in named]
+    assert [word in said for word in named] == [word in " ".join(reported) for word in named]
 
 
 def test_never_at_once_is_told_before_anybody_trains(cpfl_command: Command, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _run_program(link: socket.socket) -> None:
 
 
 def _watch(link: socket.socket) -> None:
-    """End this process when its shim is told to end, or is killed."""
+    """End this process when its shim is asked to end, or is killed."""
     while link.recv(1) == b"T":
         os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The digits of the simulation as an app: node k holds what the simulated client k holds. Nodes can be told to fail."""
+"""The digits of the simulation as an app: node k holds what the simulated client k holds. Nodes can be made to fail."""
 
 import math
 import time

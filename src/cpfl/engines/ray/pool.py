@@ -41,7 +41,7 @@ class WorkerHandle:
     lost_with_node: bool = False  # Ray had not yet known that the node was lost
     facts: dict[str, Any] = field(default_factory=dict)
     cohorts: set[int] = field(default_factory=set)  # assigned to it
-    releasing: set[int] = field(default_factory=set)  # of those, the ones it was told to give up
+    releasing: set[int] = field(default_factory=set)  # of those, the ones it was asked to release
     busy: float = 0.0
     trained: deque[tuple[float, int]] = field(default_factory=deque)  # (time, samples) of closed rounds
 
