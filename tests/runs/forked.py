@@ -30,6 +30,8 @@ class Forked:
     def __init__(self, program: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
         """`program`: module:function, called with these words as sys.argv."""
         self._output = Path(tempfile.mkdtemp(prefix="cpfl-forked-"))
+        for name in ("out", "err"):  # a process may be killed before it opens them
+            (self._output / name).touch()
         facts = (program, list(words), dict(environment), str(Path.cwd()), str(self._output))
         self._process = CONTEXT.Process(target=_begin, args=facts)
         with READING:
