@@ -89,7 +89,7 @@ def measure(clients: int, rounds: int, each: int, budget: float, data: Path) -> 
     with tempfile.TemporaryDirectory() as scratch:
         with PrivateMemory() as private:
             task = build_task(experiment, [], given)
-            folder = RunFolder.create(Path(scratch) / "run", experiment, describe(task, None))
+            folder = RunFolder.create(Path(scratch) / "run", experiment, describe(task, None, "auto"))
             sessions = method.open_sessions(task)
         setup, worked = time.perf_counter() - began, time.process_time() - worked
         peak, after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, own_kilobytes()

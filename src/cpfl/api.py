@@ -15,13 +15,13 @@ from cpfl import method, trackers
 from cpfl.callbacks import Callback, CallbackList
 from cpfl.distillation.ensemble import check_distillation
 from cpfl.engines.base import Engine
-from cpfl.engines.create import check_engine, create_engine, torch_device
+from cpfl.engines.create import NAMES, check_engine, create_engine, resolve_engine, torch_device
 from cpfl.engines.ray import ClusterConfig, resolve_cluster
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
 from cpfl.models import State
 from cpfl.runs import files, records
-from cpfl.runs.folder import RunFolder, load_state
+from cpfl.runs.folder import RunFolder, load_global_state
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import check_snapshots, describe, reload_task, save_initial_models
 from cpfl.settings import GIVEN, Distillation, Experiment, effects, experiment_file
@@ -57,7 +57,7 @@ class Run:
     @property
     def model(self) -> State:
         """The global model's state, for `load_state_dict`."""
-        return load_state(RunFolder.open(self.path).model("global"))
+        return load_global_state(RunFolder.open(self.path).path)
 
 
 def run(
@@ -113,14 +113,16 @@ def run(
     task = load_task(chosen, data, model, given_arrays(train, test, public), callback.on_message)
     check_distillation(chosen.distillation, task)
     callback.on_message(estimate(task, on_device))
+    resolved = resolve_engine(engine, task, on_device, callback.on_message)
     with ExitStack() as undo:
         # What is wrong with a cluster is found before anything is written; other engines begin to work when made.
         if engine == "ray":
             engine = create_engine(engine, task, on_device, callback.on_message, workers, cluster)
             undo.callback(engine.close)
-        folder = RunFolder.create(path, chosen, describe(task, data))
+        folder = RunFolder.create(path, chosen, describe(task, data, resolved))
         undo.pop_all()
-    make_engine = partial(create_engine, engine, task, on_device, callback.on_message, workers, cluster)
+    chosen_engine = engine if isinstance(engine, Engine) else resolved
+    make_engine = partial(create_engine, chosen_engine, task, on_device, callback.on_message, workers, cluster)
     return execute(task, folder, make_engine, on_device, callback, track, "started")
 
 
@@ -144,10 +146,13 @@ def resume(
     A model and arrays of your own must be given again; the other arguments are those of `run`.
     """
     trackers.check(track)
-    folder = RunFolder.open(Path(path))
+    folder = RunFolder.open(Path(path)).verify()
     if folder.summary() is not None:
         return Run(folder.path)
-    engine = engine or folder.engine() or "auto"  # the one it started with: another one differs by rounding
+    if not engine:  # the one it started with: another one differs by rounding
+        engine = folder.engine()
+        if engine not in NAMES:
+            raise RunFolderError(f"{folder.path} was started with the engine {engine!r}: resume it with that one")
     cluster, on_device = _hardware(engine, device, workers, cluster)
     callback = callback or Callback()
     task = reload_task(folder, data, model, given_arrays(train, test, public), callback.on_message)
@@ -169,7 +174,7 @@ def distill(
     **settings: Any,
 ) -> dict[str, Any]:
     """Distill a run again, finished or still running, without training: at="10h", quorum=0.75, weights="uniform" …"""
-    folder = RunFolder.open(Path(path))
+    folder = RunFolder.open(Path(path)).verify()
     changed = changed_distillation(folder.experiment(), settings)
     if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
         raise SettingError(f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'")
@@ -180,8 +185,11 @@ def distill(
     check_distillation(changed, task)
     recorder = RunRecorder(folder, task.experiment, callback, folder.path / "distillations" / label)
     on_device = torch_device(device)
-    outcome = method.distill(task, recorder.teachers(changed), changed, on_device, recorder.on_epoch)
-    summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
+    try:
+        outcome = method.distill(task, recorder.teachers(changed), changed, on_device, recorder.on_epoch)
+        summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
+    finally:
+        recorder.unlock()
     return {**summary, "path": str(recorder.results)}
 
 

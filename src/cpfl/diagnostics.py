@@ -104,7 +104,7 @@ def measure(task: Task, make: Callable[[], Engine], rounds: int, device: torch.d
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = RunFolder.create(Path(scratch) / "run", experiment, describe(task, None))
+        folder = RunFolder.create(Path(scratch) / "run", experiment, describe(task, None, "auto"))
         began = time.perf_counter()
         engine = make()
         stopwatch = Stopwatch(experiment.cohorts, rounds + WARM_UP, engine.name == "reference")

@@ -36,7 +36,7 @@ class Phases:
         self._path = run.folder.evaluations()
         records.repair(self._path)
         try:
-            self._done = [Evaluation(**line) for line in records.read(self._path)]
+            self._done = [Evaluation(**line) for line in records.read_sealed(self._path)]
         except TypeError:  # valid JSON of a foreign shape
             raise DamagedError(f"{self._path} is damaged: a line is not that of an evaluation") from None
         if self._stopping.max_cpu_hours:
@@ -110,7 +110,7 @@ class Phases:
             gain_per_doubling=stopping.gain_per_doubling(points, self._stopping.eval_window),
             decision="stop" if stop else "continue",
         )
-        records.append(self._path, vars(evaluation))
+        records.append(self._path, records.seal(self._path, vars(evaluation)))  # it decides what follows
         files.sync(self._path)  # later rounds depend on it
         files.sync(self._path.parent)
         self._done.append(evaluation)

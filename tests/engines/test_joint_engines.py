@@ -1,4 +1,4 @@
-"""Legs and judgements are the same on every engine."""
+"""Phases and evaluations are the same on every engine."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_equal_on_all_engines(case: str, tmp_path: Path) -> None:
         cpfl.run("digits", out=tmp_path / engine, engine=engine, device="cpu", settings=BASE | CASES[case])
         for engine in ("reference", "workers", "lanes")
     )
-    said = records.read(plain.path / "evaluations.jsonl")
+    said = records.read_sealed(plain.path / "evaluations.jsonl")
     assert said
     for other in others:
         assert_equal(plain, other)
-        for ours, theirs in zip(records.read(other.path / "evaluations.jsonl"), said, strict=True):
+        for ours, theirs in zip(records.read_sealed(other.path / "evaluations.jsonl"), said, strict=True):
             assert ours == {k: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for k, v in theirs.items()}
     stops = {account["stop"] for account in plain.summary["by_cohort"]}
     assert stops == ({"hours"} if case == "a limit" else {"joint"})

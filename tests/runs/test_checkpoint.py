@@ -92,7 +92,7 @@ def test_any_byte_flipped(tmp_path: Path, unbroken: Unbroken) -> None:
     """A changed byte is noticed, or changes nothing that is read (a space after the header)."""
     sound = checkpoints(unbroken())[-1]
     content, (tensors, numbers) = sound.read_bytes(), files.load_tensors(sound)
-    path = tmp_path / "flipped.safetensors"
+    path = tmp_path / sound.name
     dice = random.Random(5)
     header = 8 + int.from_bytes(content[:8], "little")
     chosen = [*range(header), *dice.sample(range(header, len(content)), 300)]
@@ -206,8 +206,9 @@ def test_missing_models_are_refused(tmp_path: Path, unbroken: Unbroken) -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        (1, ("has schema 1;", "reads schema 2", "cpfl 0.1")),
-        (3, ("has schema 3;", "reads schema 2", "newer cpfl")),
+        (1, ("has schema 1;", "reads schema 3", "cpfl 0.1")),
+        (2, ("has schema 2;", "reads schema 3", "experiment.toml --out NEW")),
+        (4, ("has schema 4;", "reads schema 3", "newer cpfl")),
         (None, ("run.json is damaged", "schema")),
         ([2], ("run.json is damaged", "schema")),
     ],
@@ -219,7 +220,7 @@ def test_folders_of_another_schema_are_refused(
     path = tmp_path / "run"
     shutil.copytree(unbroken(), path)
     about = json.loads((path / "run.json").read_text())
-    assert about["schema"] == SCHEMA == 2
+    assert about["schema"] == SCHEMA == 3
     (path / "run.json").write_text(json.dumps(about | {"schema": schema}))
     for use in (api.load_run, api.resume, api.distill):
         with pytest.raises(RunFolderError) as refused:

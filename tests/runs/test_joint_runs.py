@@ -297,7 +297,7 @@ def test_an_incomplete_evaluation_is_repeated(tmp_path: Path, unbroken: Unbroken
 
 
 def test_damaged_evaluations_are_refused(tmp_path: Path, unbroken: Unbroken) -> None:
-    for content, words in ((b"", "lacks evaluations"), (b'{"phase":1}\n', "not that of an evaluation")):
+    for content, words in ((b"", "lacks evaluations"), (b'{"phase":1}\n', "was changed")):
         path = tmp_path / str(len(content))
         shutil.copytree(unbroken(**JOINT), path)
         (path / "summary.json").unlink()

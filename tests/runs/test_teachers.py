@@ -27,6 +27,8 @@ def make(
     """A run whose cohorts closed rounds at these hours; every `interval`-th round has a snapshot."""
     experiment = Experiment(cohorts=len(rounds), clients=2 * len(rounds), snapshots=snapshots)
     about = {"cohorts": [[2 * i, 2 * i + 1] for i in rounds], "model_bytes": MODEL_BYTES, "cohort_model_bytes": {}}
+    about |= {"engine": "workers", "fingerprint": {}, "shape": [1], "classes": 2, "class_names": None}
+    about |= {"data_folder": None, "samples": {}, "label_counts": []}
     folder = RunFolder.create(path, experiment, about)
     save(folder.model("start"), -1.0, 0, 0.0)
     for cohort, hours in rounds.items():
@@ -38,12 +40,13 @@ def make(
             if snapshots and number % interval == 0:
                 save(folder.snapshot(cohort, number), cohort + number / 100, number, hour * HOUR)
         if cohort in stopped:
-            save(folder.teacher(cohort), cohort + 0.99, len(hours), hours[-1] * HOUR)
+            facts = records.RunningDigest(folder.rounds(cohort)).facts
+            save(folder.teacher(cohort), cohort + 0.99, len(hours), hours[-1] * HOUR, **facts)
     return folder
 
 
-def save(path: Path, value: float, round: int, clock: float) -> None:
-    files.save_tensors(path, {"w": torch.tensor([value])}, {"round": round, "clock": clock})
+def save(path: Path, value: float, round: int, clock: float, **facts: Any) -> None:
+    files.save_tensors(path, {"w": torch.tensor([value])}, {"round": round, "clock": clock, **facts})
 
 
 def paths(chosen: Teachers) -> list[Path]:

@@ -81,7 +81,7 @@ def serve(
         task = replace(restored(task, folder), cohorts=folder.about()["cohorts"])
     else:
         task = replace(task, label_counts=SecureCounts(task, registry, run.round_seconds).collect())
-        about, enrolled = describe(task, None), sorted(registry.enrolled.items())
+        about, enrolled = describe(task, None, FlowerEngine.name), sorted(registry.enrolled.items())
         about["samples"]["train"] = sum(one.training + one.validation for _, one in enrolled)
         about["fleet"] = {"nodes": {str(client): str(one.node) for client, one in enrolled}}
         folder = RunFolder.create(path, chosen, about)
@@ -142,7 +142,7 @@ def _unfinished(path: Path, experiment: Experiment) -> RunFolder | None:
     if folder is None or folder.summary() is not None:
         RunFolder.check_free(path)
         return None
-    if folder.experiment() != experiment:
+    if folder.verify().experiment() != experiment:
         raise CpflError(f"{folder.path} was started with other settings: resume it with those, or choose another out")
     return folder
 

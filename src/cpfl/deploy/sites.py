@@ -166,13 +166,14 @@ def _site_result(like: Task, content: RecordDict) -> SiteResult | None:
 
 def _write_folder(path: Path, task: Task, sites: Sequence[SiteResult]) -> RunFolder:
     """A run folder like that of one SuperLink."""
-    about = {**describe(task, None), "sites": [site.cohort for site in sites]}
+    about = {**describe(task, None, FlowerEngine.name), "sites": [site.cohort for site in sites]}
     folder = RunFolder.create(path, task.experiment, about)
     save_initial_models(folder, task)
     for cohort, site in enumerate(sites):
+        first, path = task.cohorts[cohort][0], folder.rounds(cohort)
         numbers = {"cohort": cohort, "round": len(site.records), "best_round": 0}
-        files.save_tensors(folder.teacher(cohort), site.model, numbers)
-        records.append(folder.rounds(cohort), *(_renumbered(r, cohort, task.cohorts[cohort][0]) for r in site.records))
+        records.append(path, *(_renumbered(record, cohort, first) for record in site.records))
+        files.save_tensors(folder.teacher(cohort), site.model, {**numbers, **records.RunningDigest(path).facts})
     return folder
 
 

@@ -57,6 +57,35 @@ def torch_device(name: str, engine: str = "auto") -> torch.device:
     return device
 
 
+def resolve_engine(name: str | Engine, task: Task, device: torch.device, notify: Notify) -> str:
+    """The engine that trains where this one is asked for.
+
+    `auto` takes lanes where there is a GPU, else workers on all cores. Models that cannot train in lanes take the
+    reference engine.
+    """
+    if isinstance(name, Engine):
+        return name.name
+    if name == "auto":
+        name = "lanes" if device.type == "cuda" else "workers"
+    if name == "workers" and device.type != "cpu":
+        raise SettingError("engine = 'workers' trains on the CPU: set device = 'cpu'")
+    if name != "lanes":
+        return name
+    reasons = [why_not_lanes(task.for_cohort(cohorts[0])) for cohorts in cohorts_by_model(task)]
+    if not all(reasons):
+        return "lanes"
+    notify(f"this model cannot train in lanes, one client at a time instead: {reasons[0]}")
+    return "reference"
+
+
+def cohorts_by_model(task: Task) -> list[list[int]]:
+    """The cohorts that train the same model, for each model."""
+    groups: dict[int, list[int]] = {}
+    for cohort in range(len(task.cohorts)):
+        groups.setdefault(id(task.for_cohort(cohort).build), []).append(cohort)
+    return list(groups.values())
+
+
 def create_engine(
     name: str | Engine,
     task: Task,
@@ -85,10 +114,7 @@ class GroupedEngine(Engine):
     """An engine for each model that cohorts train, one after the other."""
 
     def __init__(self, task: Task, create: Callable[[Task], Engine]) -> None:
-        groups: dict[int, list[int]] = {}
-        for cohort in range(len(task.cohorts)):
-            groups.setdefault(id(task.for_cohort(cohort).build), []).append(cohort)
-        self._engines = [(set(cohorts), create(task.for_cohort(cohorts[0]))) for cohorts in groups.values()]
+        self._engines = [(set(cohorts), create(task.for_cohort(cohorts[0]))) for cohorts in cohorts_by_model(task)]
         self.device = self._engines[0][1].device
         # A resumed run asks for this name: where one model needs the reference engine, it needs it again.
         self.name = next((engine.name for _, engine in self._engines if engine.name != "reference"), "reference")
@@ -100,19 +126,15 @@ class GroupedEngine(Engine):
 
 
 def _local_engine(name: str, task: Task, device: torch.device, notify: Notify, workers: int) -> Engine:
-    """An engine of this machine: auto takes lanes where there is a GPU, else workers on all cores."""
+    """An engine of this machine."""
+    name = resolve_engine(name, task, device, notify)
     if name == "reference":
         return ReferenceEngine(task, device)
-    if name == "workers" or (name == "auto" and device.type != "cuda"):
-        if device.type != "cpu":
-            raise SettingError("engine = 'workers' trains on the CPU: set device = 'cpu'")
+    if name == "workers":
         check_memory(task, device, in_lanes=False)
         if not can_fork() and cores() > 1 and workers != 1:
             notify("training on one core: worker processes are forked, which needs Linux and no visible GPU")
         return WorkerEngine(task, workers)
-    if reason := why_not_lanes(task):
-        notify(f"this model cannot train in lanes, one client at a time instead: {reason}")
-        return ReferenceEngine(task, device)
     check_memory(task, device, in_lanes=True)
     lanes = wanted = LaneEngine.default_lanes(task, device)
     while True:

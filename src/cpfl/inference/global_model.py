@@ -16,7 +16,7 @@ from cpfl import models
 from cpfl.data.parquet import SUFFIXES, UNREADABLE, open_image
 from cpfl.errors import CpflError, DataError, ModelError, RunFolderError
 from cpfl.runs import files
-from cpfl.runs.folder import RunFolder, load_state
+from cpfl.runs.folder import RunFolder, load_global_state, read_summary
 from cpfl.settings import GIVEN, Experiment, Model
 from cpfl.task.task import UserModel, user_model_factory
 
@@ -43,7 +43,7 @@ class Deployed(nn.Module):
 
 def load_global(path: Path, model: UserModel | None = None, distillation: str = "") -> tuple[Deployed, dict[str, Any]]:
     """A run's global model, ready to use, and run.json. A model given to `cpfl.run` must be given again."""
-    folder = RunFolder.open(path)
+    folder = RunFolder.open(path).verify()
     experiment, about = folder.experiment(), folder.about()
     source = folder.path / "distillations" / Path(distillation).name if distillation else folder.path
     if not (source / "summary.json").is_file():
@@ -51,7 +51,7 @@ def load_global(path: Path, model: UserModel | None = None, distillation: str = 
             raise RunFolderError(f"{source} has no global model: the run is unfinished; cpfl resume it")
         known = ", ".join(sorted(p.parent.name for p in folder.path.glob("distillations/*/summary.json"))) or "none"
         raise RunFolderError(f"{path} has no distillation called {distillation!r}; it has: {known}")
-    summary = files.read_json(source / "summary.json")
+    summary = read_summary(source / "summary.json")
     student = summary["distillation"]["student"] if distillation else experiment.distillation.student
     shape = tuple(about["shape"])
     # A single teacher is the result itself, whatever the student's model.
@@ -64,7 +64,7 @@ def load_global(path: Path, model: UserModel | None = None, distillation: str = 
     build = models.factory(settings, shape, about["classes"]) if model is None else user_model_factory(model)
     module = build()
     try:
-        module.load_state_dict(load_state(source / "models" / "global.safetensors"))
+        module.load_state_dict(load_global_state(source))
     except RuntimeError as error:
         raise ModelError(f"the model does not fit the run's: {str(error).splitlines()[0]}") from None
     return Deployed(module.float(), experiment, len(shape)).eval(), about

@@ -13,9 +13,10 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from cpfl.errors import DamagedError, RunFolderError
+from cpfl.errors import DamagedError, RunFolderError, first_line
 
 ENTRY = "cpfl"  # the metadata of our safetensors files: checksum and numbers
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -77,11 +78,28 @@ def read_json(path: Path) -> dict[str, Any]:
         tree = json.loads(path.read_bytes())
     except OSError as error:
         raise RunFolderError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise RunFolderError(f"{path} is damaged: it is not JSON") from None
+    except (ValueError, RecursionError):  # also integers of thousands of digits, and lists in lists without end
+        raise DamagedError(f"{path} is damaged: it is not JSON") from None
     if not isinstance(tree, dict):
-        raise RunFolderError(f"{path} is damaged: it is not a JSON object")
+        raise DamagedError(f"{path} is damaged: it is not a JSON object")
     return tree
+
+
+def check_shape(path: Path, shape: type[BaseModel], tree: object) -> None:
+    """Refuse a tree that lacks something, or holds it in another type or range."""
+    try:
+        shape.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(map(str, first["loc"])) or "it"
+        reason = f"it lacks {key}" if first["type"] == "missing" else f"{key}: {first['msg']}"
+        raise DamagedError(f"{path} is damaged: {reason[:200]}") from None
+
+
+def checksum(tree: Mapping[str, Any]) -> str:
+    """Of the content, whatever the order of its keys, without its own entry "checksum"."""
+    content = {key: value for key, value in tree.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -89,18 +107,22 @@ def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().cpu() for name, value in tensors.items()}
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], lasting: bool = True) -> None:
-    """Tensors and numbers as one safetensors file that carries its own checksum."""
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], lasting: bool = True) -> str:
+    """Tensors and numbers as one safetensors file that carries its own name and checksum; the checksum."""
     # Copies: tied parameters share memory, which safetensors refuses.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-    text = json.dumps(numbers, sort_keys=True, allow_nan=False)
+    text = json.dumps({**numbers, "file": path.name}, sort_keys=True, allow_nan=False)
+    digest = _digest(plain, text)
     # One entry: safetensors keeps several in no fixed order, and equal runs must be equal files.
-    content = safetensors.torch.save(plain, {ENTRY: f"{_digest(plain, text)} {text}"})
-    write_atomic(path, content, lasting)
+    write_atomic(path, safetensors.torch.save(plain, {ENTRY: f"{digest} {text}"}), lasting)
+    return digest
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What save_tensors wrote; anything cut short or changed is refused."""
+def load_tensors(path: Path, checksum: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What save_tensors wrote; anything cut short or changed is refused, and a file that was written as another one.
+
+    `checksum`: the one that another file says it has.
+    """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -115,7 +137,25 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if _digest(tensors, text) != digest:
         raise DamagedError(f"{path} is damaged: its checksum does not match")
     numbers: dict[str, Any] = json.loads(text)
+    if (written := numbers.pop("file", "")) != path.name:
+        raise DamagedError(f"{path} is damaged: it was written as {written}")
+    if checksum and checksum != digest:
+        raise DamagedError(f"{path} is damaged: it is the model of another distillation")
     return tensors, numbers
+
+
+def read_numbers(path: Path) -> dict[str, Any]:
+    """The numbers alone, without reading tensors; nothing says that they are sound."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            numbers = json.loads((file.metadata() or {}).get(ENTRY, "").partition(" ")[2])
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is missing") from None
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error}") from None
+    except Exception as error:  # safetensors has no common error for damaged files
+        raise DamagedError(f"{path} is damaged: {first_line(error)}") from None
+    return numbers if isinstance(numbers, dict) else {}
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:

@@ -1,6 +1,7 @@
 """The run folder: where the files of a run are, and who may write them.
 
-run.json            schema, versions, cohorts' clients and label counts, fingerprints of the data, published figures
+run.json            schema, versions, engine, cohorts' clients and label counts, fingerprints of the data, published
+                    figures; the checksums of itself and of experiment.toml
 experiment.toml     every setting, resolved
 rounds/             cohort-0003.jsonl: one line per round
 models/             the initial model, every cohort's teacher, and the global model (safetensors)
@@ -16,22 +17,25 @@ log.jsonl           starts and resumes with their machines; rounds that were run
 """
 
 import fcntl
+import hashlib
 import os
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from cpfl.errors import RunFolderError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from cpfl.errors import DamagedError, RunFolderError
 from cpfl.models import State
 from cpfl.runs import files, records
 from cpfl.settings import Experiment, experiment_file
 
-SCHEMA = 2
+SCHEMA = 3
 READERS = {1: "0.1"}  # versions of cpfl that read older schemas
-ABOUT = ("cohorts", "model_bytes", "fingerprint", "shape", "classes", "data_folder")  # keys that every run.json has
 FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
 
 _LOCKS: set[int] = set()  # handles of folders that this process trains into
@@ -47,12 +51,62 @@ def _release_locks() -> None:
 os.register_at_fork(after_in_child=_release_locks)
 
 
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Size = Annotated[int, Field(gt=0, lt=2**63)]
+
+
+class About(BaseModel):
+    """The shape of run.json."""
+
+    model_config = ConfigDict(strict=True)
+    engine: str
+    model_bytes: Count
+    cohort_model_bytes: dict[str, Count]
+    fingerprint: dict[str, str]
+    shape: list[Size]
+    classes: Size
+    class_names: list[str] | None
+    data_folder: str | None
+    samples: dict[str, Count]
+    cohorts: Annotated[list[list[Count]], Field(min_length=1)]
+    label_counts: list[list[int] | None]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        rows = [row for row in self.label_counts if row is not None]
+        if self.label_counts and len(self.label_counts) != len(self.cohorts):
+            raise ValueError(f"label_counts are of {len(self.label_counts)} cohorts, not of {len(self.cohorts)}")
+        if any(len(row) != self.classes for row in rows):
+            raise ValueError(f"label_counts are not of {self.classes} classes")
+        return self
+
+
+class Outcome(BaseModel):
+    """The shape of summary.json."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    name: str
+    cohorts: Size
+    clients: Size
+    seed: int
+    student_accuracy: float
+    by_cohort: list[dict[str, Any]]
+    teachers: list[Count]
+    hours: float
+    cpu_hours: float
+    comm_gb: float
+    rounds: Count
+    distillation: dict[str, Any] = {}
+    model_checksum: str
+
+
 class RunFolder:
     """Paths and contents of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        self._about: dict[str, Any] | None = None
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, about: Mapping[str, Any]) -> "RunFolder":
@@ -66,14 +120,20 @@ class RunFolder:
         if (path / "run.json").exists():
             folder.unlock()
             cls.check_free(path)
-        files.write_atomic(path / "experiment.toml", experiment_file.to_toml(experiment).encode())
+        settings = experiment_file.to_toml(experiment).encode()
+        files.write_atomic(path / "experiment.toml", settings)
+        digest = hashlib.sha256(settings).hexdigest()
+        tree = {"schema": SCHEMA, "versions": versions(), **about, "experiment_checksum": digest}
         # run.json comes last: a folder without it never became a run.
-        files.write_json(path / "run.json", {"schema": SCHEMA, "versions": versions(), **about})
+        files.write_json(path / "run.json", {**tree, "checksum": files.checksum(tree)})
         return folder
 
     @staticmethod
     def check_free(path: Path) -> None:
         """Whether a run could be made here, before any work is done for it."""
+        name = str(path)
+        if "\0" in name or name != name.encode(errors="replace").decode():
+            raise RunFolderError(f"cannot write {name!r}: a name is text without the character NUL")
         with files.explained(path):
             taken = path.exists() and not (path.is_dir() and all(map(_is_leftover, path.iterdir())))
             longest = os.pathconf(next(p for p in path.absolute().parents if p.is_dir()), "PC_NAME_MAX")
@@ -88,19 +148,30 @@ class RunFolder:
         if not (path / "run.json").is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no run.json")
         folder = cls(path)
-        about = folder.about()
-        schema = about.get("schema")
-        if not isinstance(schema, int):
-            raise RunFolderError(f"{path / 'run.json'} is damaged: it names no schema")
-        if schema != SCHEMA:
-            reader = f"install cpfl {READERS[schema]} to read it" if schema in READERS else "a newer cpfl wrote it"
-            raise RunFolderError(f"{path} has schema {schema}; this version of cpfl reads schema {SCHEMA}: {reader}")
-        if lacking := [key for key in ABOUT if key not in about]:
-            raise RunFolderError(f"{path / 'run.json'} is damaged: it lacks {', '.join(lacking)}")
+        folder.about()
         return folder
 
-    def lock(self) -> None:
-        """Be the only process that trains into this folder, for as long as this process lives."""
+    def verify(self) -> Self:
+        """Refuse settings and facts that were changed after the run was created: they decide its outcome."""
+        about, settings = self.about(), self.path / "experiment.toml"
+        try:
+            found = hashlib.sha256(settings.read_bytes()).hexdigest()
+        except OSError as error:
+            raise RunFolderError(f"cannot read {settings}: {error.strerror}") from None
+        for path, same in (
+            (settings, about.get("experiment_checksum") == found),
+            (self.path / "run.json", about.get("checksum") == files.checksum(about)),
+        ):
+            if not same:
+                raise RunFolderError(
+                    f"{path} was changed after the run was created: restore it, or begin a new run with these "
+                    f"settings: cpfl run {settings} --out NEW"
+                )
+        return self
+
+    def lock(self, use: str = "trained") -> None:
+        """Be the only process that writes into this folder, for as long as this process lives. What a killed one left
+        half-written goes."""
         if self._lock is not None:
             return
         handle = os.open(self.path, os.O_RDONLY)
@@ -108,9 +179,17 @@ class RunFolder:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
-            raise RunFolderError(f"{self.path} is being trained by another process") from None
+            raise RunFolderError(f"{self.path} is being {use} by another process") from None
         self._lock = handle
         _LOCKS.add(handle)
+        for folder in (".", *FOLDERS):
+            for part in (self.path / folder).glob(".*.part"):
+                part.unlink(missing_ok=True)
+        for other in (self.path / "distillations").glob("*/"):
+            with suppress(RunFolderError, OSError):  # it is being distilled, or not ours to write
+                later = RunFolder(other)
+                later.lock()
+                later.unlock()
 
     def unlock(self) -> None:
         """Let others train into it."""
@@ -124,8 +203,23 @@ class RunFolder:
         return experiment_file.read_stored(self.path / "experiment.toml")
 
     def about(self) -> dict[str, Any]:
-        """Versions, cohorts, fingerprints."""
-        return files.read_json(self.path / "run.json")
+        """What run.json says: engine, cohorts, fingerprints. It never changes, so it is read and checked once."""
+        if self._about is None:
+            path = self.path / "run.json"
+            tree = files.read_json(path)
+            schema = tree.get("schema")
+            if type(schema) is not int:
+                raise DamagedError(f"{path} is damaged: it names no schema")
+            if schema != SCHEMA:
+                reader = f"install cpfl {READERS[schema]} to read it" if schema in READERS else "a newer cpfl wrote it"
+                if schema not in READERS and schema < SCHEMA:
+                    reader = f"begin a new run: cpfl run {self.path / 'experiment.toml'} --out NEW"
+                raise RunFolderError(
+                    f"{self.path} has schema {schema}; this version of cpfl reads schema {SCHEMA}: {reader}"
+                )
+            files.check_shape(path, About, tree)
+            self._about = tree
+        return self._about
 
     def log(self, event: str, **facts: Any) -> None:
         """Append to the log of starts and resumes."""
@@ -134,9 +228,8 @@ class RunFolder:
         records.append(self.path / "log.jsonl", {"event": event, **machine, "versions": versions(), **facts})
 
     def engine(self) -> str:
-        """The engine the run began with; empty before it has."""
-        began = [line["engine"] for line in records.read(self.path / "log.jsonl") if "engine" in line]
-        return str(began[0]) if began else ""
+        """The engine that the run began with."""
+        return str(self.about()["engine"])
 
     def rounds(self, cohort: int) -> Path:
         """A cohort's records."""
@@ -174,7 +267,7 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The outcome, or None while the run is unfinished."""
         path = self.path / "summary.json"
-        return files.read_json(path) if path.is_file() else None
+        return read_summary(path) if path.is_file() else None
 
 
 def _is_leftover(path: Path) -> bool:
@@ -184,9 +277,22 @@ def _is_leftover(path: Path) -> bool:
     return path.name in {"experiment.toml", ".experiment.toml.part", ".run.json.part"}
 
 
+def read_summary(path: Path) -> dict[str, Any]:
+    """The outcome of a run or of a later distillation."""
+    tree = files.read_json(path)
+    files.check_shape(path, Outcome, tree)
+    return tree
+
+
 def load_state(path: Path) -> State:
     """A model from a run folder."""
     return files.load_tensors(path)[0]
+
+
+def load_global_state(results: Path) -> State:
+    """The global model of a run or of a later distillation, which must be the one that its summary is about."""
+    summary = read_summary(results / "summary.json")
+    return files.load_tensors(results / "models" / "global.safetensors", summary["model_checksum"])[0]
 
 
 def versions() -> dict[str, str]:

@@ -30,6 +30,7 @@ class RunRecorder:
     ) -> None:
         self.folder, self.callback, self._experiment = folder, callback, experiment
         self.results = results or folder.path
+        self._lock = folder if results is None else RunFolder(results)
         self._training: dict[str, float] = {}  # seconds, also before resumes, and samples trained on
         self._teachers: Teachers | None = None
         self._distilling_since = 0.0
@@ -77,11 +78,16 @@ class RunRecorder:
         if chosen.untrained:
             moment = f"{chosen.hours:.2f} h"
             self.callback.on_message(f"no cohort has a snapshot before {moment}: these teachers are untrained")
-        (self.results / "summary.json").unlink(missing_ok=True)  # it must never describe another model
         with files.explained(self.results):
             (self.results / "models").mkdir(parents=True, exist_ok=True)
+        self._lock.lock("distilled")
+        (self.results / "summary.json").unlink(missing_ok=True)  # it must never describe another model
         records.truncate(self.results / "epochs.jsonl", 0)
         return chosen
+
+    def unlock(self) -> None:
+        """Let others write the results."""
+        self._lock.unlock()
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Record an epoch of the student."""
@@ -95,7 +101,7 @@ class RunRecorder:
         """
         assert self._teachers is not None, "teachers were selected"
         path = self.results / "models" / "global.safetensors"
-        files.save_tensors(path, outcome.student, {"accuracy": outcome.accuracies["student_accuracy"]})
+        checksum = files.save_tensors(path, outcome.student, {"accuracy": outcome.accuracies["student_accuracy"]})
         files.write_json(self.results / "clients.json", {"clients": outcome.client_accuracies})
         seconds = time.perf_counter() - self._distilling_since
         if trained := self._training:
@@ -113,6 +119,7 @@ class RunRecorder:
             **teachers.costs,
             "distill_seconds": round(outcome.seconds, 3),
             "wall_seconds": round(seconds, 3),
+            "model_checksum": checksum,
             **more,
         }
         files.write_json(self.results / "summary.json", summary)

@@ -1,25 +1,51 @@
 """Append-only lines of JSON that other programs can read while a run trains."""
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpfl.errors import DamagedError
+from cpfl.errors import DamagedError, RunFolderError
 from cpfl.runs.files import explained
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
-def append(path: Path, *records: Mapping[str, Any]) -> list[int]:
-    """Add lines; the file's size after each of them."""
-    lines = [f"{_ENCODER.encode(record)}\n".encode() for record in records]
+def encode(record: Mapping[str, Any]) -> bytes:
+    """One line."""
+    return f"{_ENCODER.encode(record)}\n".encode()
+
+
+def append(path: Path, *records: Mapping[str, Any]) -> None:
+    """Add lines."""
+    append_lines(path, [encode(record) for record in records])
+
+
+def append_lines(path: Path, lines: Sequence[bytes]) -> None:
+    """Add encoded lines."""
     with explained(path), path.open("ab") as file:
-        sizes = list(accumulate(map(len, lines), initial=file.tell()))[1:]
         file.write(b"".join(lines))
-    return sizes
+
+
+class RunningDigest:
+    """Size and checksum of a file that grows, without reading it again: what other files say of it."""
+
+    def __init__(self, path: Path) -> None:
+        content = path.read_bytes() if path.is_file() else b""
+        self._size, self._hash = len(content), hashlib.sha256(content)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the file is now."""
+        return {"records_size": self._size, "records_checksum": self._hash.hexdigest()}
+
+    def add(self, line: bytes) -> dict[str, Any]:
+        """The facts after another line."""
+        self._size += len(line)
+        self._hash.update(line)
+        return self.facts
 
 
 def repair(path: Path) -> None:
@@ -38,16 +64,50 @@ def parse(path: Path, content: bytes) -> list[dict[str, Any]]:
     """The whole lines of a file with this content, or with this part of it."""
     whole = content[: content.rfind(b"\n") + 1]
     try:
-        return [json.loads(line) for line in whole.splitlines()]
-    except ValueError:
+        lines = [json.loads(line) for line in whole.splitlines()]
+    except (ValueError, RecursionError):
         raise DamagedError(f"{path} is damaged: a line is not JSON") from None
+    if not all(isinstance(line, dict) for line in lines):
+        raise DamagedError(f"{path} is damaged: a line is not a JSON object")
+    return lines
 
 
-def check(path: Path, size: int, lines: int) -> None:
-    """Refuse a file that lacks lines that a checkpoint counts on."""
-    head = path.read_bytes()[:size] if path.is_file() else b""
-    if len(head) < size or head.count(b"\n") != lines:
-        raise DamagedError(f"{path} is damaged: it is shorter than its checkpoint says")
+def seal(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with a checksum of itself and of all lines before it, as the next line of a sealed file."""
+    content = path.read_bytes() if path.is_file() else b""
+    return {**record, "checksum": hashlib.sha256(content + encode(record)).hexdigest()}
+
+
+def read_sealed(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a sealed file, without their checksums."""
+    digest, lines = hashlib.sha256(), read(path)
+    for line in lines:
+        found, own = line.pop("checksum", ""), digest.copy()
+        own.update(encode(line))
+        if own.hexdigest() != found:
+            start = path.with_name("experiment.toml")
+            raise DamagedError(
+                f"{path} is damaged: it was changed after it was written: restore it, or begin a new run: "
+                f"cpfl run {start} --out NEW"
+            )
+        digest.update(encode({**line, "checksum": found}))
+    return lines
+
+
+def check(path: Path, facts: Mapping[str, Any], whole: bool = False) -> None:
+    """Refuse a file that is not what a checkpoint or a teacher says of it (see RunningDigest).
+
+    `whole`: nothing may have been added since.
+    """
+    size, content = facts.get("records_size", 0), path.read_bytes() if path.is_file() else b""
+    if len(content) < size:  # lines that a disk lost can be made again
+        raise DamagedError(f"{path} is damaged: it is shorter than it was")
+    head = content if whole else content[:size]
+    if hashlib.sha256(head).hexdigest() != facts.get("records_checksum"):
+        start = path.parent.with_name("experiment.toml")
+        raise RunFolderError(
+            f"{path} was changed after it was written: restore it, or begin a new run: cpfl run {start} --out NEW"
+        )
 
 
 def truncate(path: Path, size: int) -> int:

@@ -18,11 +18,12 @@ from cpfl.task.population import assignment_rule
 from cpfl.task.task import Task, UserModel
 
 
-def describe(task: Task, data: str | Path | None) -> dict[str, Any]:
-    """What run.json says beside versions."""
+def describe(task: Task, data: str | Path | None, engine: str) -> dict[str, Any]:
+    """What run.json says beside versions; `engine` is the name of the one that trains."""
     sets = {"train": task.data.train, "test": task.data.test, "public": task.data.public}
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "engine": engine,
         "data_folder": None if data is None else str(Path(data).absolute()),
         "shape": list(task.data.train.shape),
         "classes": task.data.classes,

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cpfl.errors import RunFolderError
+from cpfl.errors import DamagedError, RunFolderError
 from cpfl.federation.session import Session
 from cpfl.federation.stopping import ROUNDING
 from cpfl.models import State
@@ -18,6 +18,15 @@ from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.settings import Distillation
 from cpfl.settings.types import hours
+
+USED: dict[str, tuple[type, ...]] = {  # of a record
+    "round": (int,),
+    "clock": (int, float),
+    "cpu_seconds": (int, float),
+    "bytes": (int,),
+    "samples": (int,),
+    "stop": (str,),
+}
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,8 @@ class Teachers:
 def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequence[Session] = ()) -> Teachers:
     """The models that these settings select; those of stopped `sessions` are taken from memory."""
     about = folder.about()
-    lines = [records.read(folder.rounds(cohort)) for cohort in range(len(about["cohorts"]))]
-    evaluations = records.read(folder.evaluations())
+    lines = [_records(folder, cohort, bool(sessions)) for cohort in range(len(about["cohorts"]))]
+    evaluations = records.read_sealed(folder.evaluations())
     stops = [_stopped(cohort, line, evaluations) for cohort, line in enumerate(lines)]
     clocks = [line[-1]["clock"] if line else 0.0 for line in lines]
     moment = min(_moment(folder, settings, stops), max(stops))  # after the last stop nothing changes any more
@@ -91,6 +100,17 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
             for cohort, own, stop in ((i, spent_by_cohort[i], stops[i]) for i in chosen)
         ],
     )
+
+
+def _records(folder: RunFolder, cohort: int, checked: bool) -> list[dict[str, Any]]:
+    """A cohort's records. If it has stopped, its teacher says whether they are sound, unless that is `checked`."""
+    path = folder.rounds(cohort)
+    lines = records.read(path)
+    if not all(type(line.get(key)) in kinds for line in lines for key, kinds in USED.items()):
+        raise DamagedError(f"{path} is damaged: a line lacks {', '.join(USED)}, or has them in another type")
+    if lines and lines[-1]["stop"] and not checked:
+        records.check(path, files.read_numbers(folder.teacher(cohort)), whole=True)
+    return lines
 
 
 def _stopped(cohort: int, lines: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> float:

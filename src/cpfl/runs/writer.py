@@ -47,6 +47,7 @@ class RunWriter:
         self._folder, self._seconds = folder, seconds
         self._began = time.monotonic() - spent
         self._saved: dict[int, float] = {}
+        self._digests: dict[int, records.RunningDigest] = {}  # of the records, by cohort
         self._queue: list[_Round] = []
         self._models = 0  # in the queue or being written
         self._error: BaseException | None = None
@@ -113,18 +114,23 @@ class RunWriter:
 
     def _write(self, rounds: Sequence[_Round]) -> None:
         """First the models, then the records that mention them, and last the checkpoints, which confirm both."""
-        by_cohort: dict[int, list[_Round]] = {}
-        for item in rounds:
-            for path, model, numbers in item.models:
-                files.save_tensors(path, model, numbers)
-            by_cohort.setdefault(item.cohort, []).append(item)
+        lines: dict[int, list[bytes]] = {}
         checkpoints: dict[int, Checkpoint] = {}  # by cohort; of several, the newest
-        for cohort, group in by_cohort.items():
-            sizes = records.append(self._folder.rounds(cohort), *(item.record for item in group))
-            for item, size in zip(group, sizes, strict=True):
-                if item.checkpoint:
-                    tensors, numbers = item.checkpoint
-                    checkpoints[cohort] = tensors, {**numbers, "records_size": size}
+        for item in rounds:
+            line = records.encode(item.record)
+            lines.setdefault(item.cohort, []).append(line)
+            if item.cohort not in self._digests:
+                self._digests[item.cohort] = records.RunningDigest(self._folder.rounds(item.cohort))
+            facts = self._digests[item.cohort].add(line)
+            for path, model, numbers in item.models:
+                # A teacher vouches for all records of its cohort: checkpoints may be deleted.
+                own = facts if path == self._folder.teacher(item.cohort) else {}
+                files.save_tensors(path, model, {**numbers, **own})
+            if item.checkpoint:
+                tensors, numbers = item.checkpoint
+                checkpoints[item.cohort] = tensors, {**numbers, **facts}
+        for cohort, new in lines.items():
+            records.append_lines(self._folder.rounds(cohort), new)
         if checkpoints:
             self._save_checkpoints(checkpoints)
 
@@ -160,7 +166,7 @@ def restore(folder: RunFolder, session: Session) -> tuple[float, list[str], int]
     for path in sorted((folder.path / "checkpoints").glob(pattern), reverse=True):
         try:
             tensors, numbers = files.load_tensors(path)
-            records.check(folder.rounds(session.cohort), numbers["records_size"], numbers["round"])
+            records.check(folder.rounds(session.cohort), numbers)
         except DamagedError as error:
             damaged.append(str(error))
             path.unlink(missing_ok=True)  # or it would be taken for the newest again

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import BaseModel, ConfigDict
+
 from cpfl import api
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.runs import files
@@ -21,10 +23,22 @@ from cpfl.settings import Experiment, effects, experiment_file
 from cpfl.task.loading import absolute
 
 FILE = "sweep.json"
-SCHEMA = 2
+SCHEMA = 3
 MAX_VALUE = 40  # characters of a value in a folder's name
 MAX_NAME = 120
 JSON_WORD = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?|true|false|null|NaN|-?Infinity", re.ASCII)
+
+
+class SweepFile(BaseModel):
+    """The shape of sweep.json."""
+
+    model_config = ConfigDict(strict=True)
+    engine: str
+    data: str | None
+    runs: dict[str, dict[str, Any]]
+    given: dict[str, Any]
+    experiment: dict[str, Any]
+    checksum: str
 
 
 @dataclass(frozen=True)
@@ -86,10 +100,14 @@ class SweepGrid:
         tree = files.read_json(path)
         if tree.get("schema") != SCHEMA:
             raise RunFolderError(f"{path} has schema {tree.get('schema')}; this version of cpfl reads {SCHEMA}")
-        if not isinstance(tree.get("runs"), dict) or not isinstance(tree.get("experiment"), dict):
-            raise RunFolderError(f"{path} is damaged: it lacks its experiment or its runs")
+        files.check_shape(path, SweepFile, tree)
+        if tree["checksum"] != files.checksum(tree):
+            raise RunFolderError(
+                f"{path} was changed after it was written: restore it, or give the settings to cpfl sweep with another "
+                "--out"
+            )
         base = Experiment(**tree["experiment"])
-        return cls(base, tree["runs"], tree.get("engine", "auto"), tree.get("data"), tree.get("given", {}))
+        return cls(base, tree["runs"], tree["engine"], tree["data"], tree["given"])
 
     def write(self, folder: Path) -> None:
         """Write sweep.json, unless it holds the same already."""
@@ -97,6 +115,7 @@ class SweepGrid:
             folder.mkdir(parents=True, exist_ok=True)
         tree = {"schema": SCHEMA, "engine": self.engine, "data": self.data, "runs": self.runs, "given": self.given}
         tree["experiment"] = self.base.model_dump(mode="json")
+        tree["checksum"] = files.checksum(tree)
         if not (folder / FILE).is_file() or files.read_json(folder / FILE) != tree:
             files.write_json(folder / FILE, tree)
 

@@ -1,0 +1,364 @@
+"""Files that decide the outcome of a run are vouched for: a changed one is refused in a sentence, or made again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+from small_runs import Unbroken
+
+from cpfl import api
+from cpfl.engines.base import Engine
+from cpfl.engines.reference import ReferenceEngine
+from cpfl.errors import CpflError, DamagedError, RunFolderError
+from cpfl.inference.global_model import export
+from cpfl.runs import files, records
+from cpfl.runs.folder import RunFolder
+from cpfl.runs.recorder import RunRecorder
+from cpfl.sweep import sweep
+
+NEW_RUN = "cpfl run {}/experiment.toml --out NEW"
+# The same outcome as ever, faster: two cohorts, two rounds.
+FEW = small_runs.SETTINGS | {"cohorts": 2, "max_rounds": 2, "distillation.epochs": 1, "snapshots": "1 rounds"}
+JOINT = {"stopping.rule": "joint", "stopping.eval_interval": 1, "stopping.eval_window": 4, "stopping.keep": "last"}
+
+
+class Dies(Exception):
+    """Takes the place of a kill."""
+
+
+@pytest.fixture
+def run(tmp_path: Path, unbroken: Unbroken) -> Path:
+    """A copy of a finished run."""
+    return Path(shutil.copytree(unbroken(**FEW), tmp_path / "run"))
+
+
+@pytest.fixture
+def trained(run: Path) -> Path:
+    """The same, killed before its distillation."""
+    (run / "summary.json").unlink()
+    return run
+
+
+def refusal(use: Callable[[], object], *words: str) -> None:
+    with pytest.raises(CpflError) as refused:
+        use()
+    said = str(refused.value)
+    assert "\n" not in said
+    assert len(said) < 500 + 4 * 120, "paths of tests are long"
+    for word in words:
+        assert word in said
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object], sealed: bool = False) -> None:
+    """Change a JSON file by hand; `sealed`: with a checksum that fits, so that only its shape is wrong."""
+    tree = json.loads(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree | ({"checksum": files.checksum(tree)} if sealed else {})))
+
+
+# The engine.
+
+
+def test_a_kill_before_the_engine_is_built_keeps_its_name(
+    tmp_path: Path, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*args: object) -> None:
+        raise Dies
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cpfl.engines.create.ReferenceEngine.__init__", dies)
+        with pytest.raises(Dies):
+            api.run("digits", settings=FEW, out=tmp_path / "run", device="cpu", engine="reference")
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+    resumed = api.resume(tmp_path / "run", device="cpu")
+    assert resumed.summary["engine"] == "reference"
+
+
+def test_auto_is_resolved_when_the_run_is_created(run: Path) -> None:
+    assert json.loads((run / "run.json").read_text())["engine"] == "workers"
+
+
+@pytest.mark.parametrize("content", [b"", b'{"event":"started","engine":"reference"}\n', b'[1]\n{"en\xff', b"[" * 9999])
+def test_the_log_decides_nothing(content: bytes, trained: Path) -> None:
+    (trained / "log.jsonl").write_bytes(content)
+    assert api.resume(trained, device="cpu").summary["engine"] == "workers"
+
+
+def test_an_engine_of_ones_own_must_be_given_again(tmp_path: Path, unbroken: Unbroken) -> None:
+    class Mine(Engine):
+        name = "mine"
+
+        def train_cohorts(self, sessions: Any, on_round: Any) -> None:
+            raise Dies
+
+    with pytest.raises(Dies):
+        api.run("digits", settings=FEW, out=tmp_path / "run", device="cpu", engine=Mine())
+    refusal(lambda: api.resume(tmp_path / "run", device="cpu"), "'mine'", "resume it with that one")
+    assert api.resume(tmp_path / "run", device="cpu", engine="reference").summary["engine"] == ReferenceEngine.name
+
+
+# Changed text.
+
+
+def swap_clients(about: dict[str, Any]) -> None:
+    first, second = about["cohorts"][:2]
+    first[0], second[0] = second[0], first[0]
+
+
+def count_one_more(about: dict[str, Any]) -> None:
+    about["label_counts"][0][0] += 1
+
+
+@pytest.mark.parametrize("change", [swap_clients, count_one_more, lambda about: about.update(engine="reference")])
+def test_changed_facts_are_refused(change: Callable[[dict[str, Any]], object], trained: Path) -> None:
+    edit(trained / "run.json", change)
+    for use in (api.resume, api.distill):
+        refusal(lambda use=use: use(trained, device="cpu"), "run.json was changed", NEW_RUN.format(trained))  # type: ignore[misc]
+    assert not (trained / "summary.json").exists()
+
+
+def test_changed_settings_are_refused_and_make_a_new_run(run: Path, tmp_path: Path) -> None:
+    settings = (run / "experiment.toml").read_text()
+    assert "lr = 0.05" in settings
+    (run / "experiment.toml").write_text(settings.replace("lr = 0.05", "lr = 0.06", 1))
+    for use in (api.resume, api.distill, export):
+        refusal(lambda use=use: use(run), "experiment.toml was changed", NEW_RUN.format(run))  # type: ignore[misc]
+    new = api.run(run / "experiment.toml", out=tmp_path / "new", device="cpu")
+    assert new.experiment.federation.lr == 0.06
+
+
+def test_a_changed_record_is_refused(trained: Path) -> None:
+    path = RunFolder.open(trained).rounds(1)
+    before = path.read_bytes()
+    changed = before.replace(b'"loss":2', b'"loss":1', 1)
+    assert changed != before
+    path.write_bytes(changed)
+    kept = sorted((trained / "checkpoints").iterdir())
+    for use in (api.resume, api.distill):
+        refusal(lambda use=use: use(trained, device="cpu"), f"{path} was changed", NEW_RUN.format(trained))  # type: ignore[misc]
+    assert sorted((trained / "checkpoints").iterdir()) == kept  # nothing is lost: the user may restore the file
+    path.write_bytes(before)
+    api.resume(trained, device="cpu")
+
+
+def test_records_are_vouched_for_without_checkpoints(run: Path) -> None:
+    """A user may delete checkpoints to save disk: the teachers vouch for the records of their cohorts, too."""
+    shutil.rmtree(run / "checkpoints")
+    api.distill(run, device="cpu")
+    path = RunFolder.open(run).rounds(0)
+    with path.open("ab") as file:
+        file.write(path.read_bytes().splitlines(keepends=True)[-1])
+    refusal(lambda: api.distill(run, device="cpu"), f"{path} was changed")
+
+
+def test_a_resumed_run_vouches_for_all_records(tmp_path: Path, interrupter: Any, unbroken: Unbroken) -> None:
+    """The running checksum continues where the records ended."""
+    path = tmp_path / "run"
+    with pytest.raises(interrupter.Enough):
+        api.run("digits", settings=FEW, out=path, device="cpu", callback=interrupter(3))
+    api.resume(path, device="cpu")
+    assert small_runs.differing(path, unbroken(**FEW)) == []
+    api.distill(path, device="cpu")
+
+
+@pytest.mark.parametrize("changed", ["accuracy", "order"])
+def test_changed_evaluations_are_refused(changed: str, tmp_path: Path, unbroken: Unbroken) -> None:
+    run = Path(shutil.copytree(unbroken(**(FEW | JOINT | {"max_rounds": 3})), tmp_path / "run"))
+    (run / "summary.json").unlink()
+    path = run / "evaluations.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 2
+    if changed == "order":
+        lines.reverse()
+    else:
+        lines[-1] = lines[-1].replace(b'"accuracy":', b'"accuracy":1', 1)
+    path.write_bytes(b"".join(lines))
+    for use in (api.resume, api.distill):
+        refusal(lambda use=use: use(run, device="cpu"), f"{path} is damaged", NEW_RUN.format(run))  # type: ignore[misc]
+
+
+# Models in the place of others.
+
+
+@pytest.mark.parametrize("kind", ["teacher", "snapshot", "checkpoint"])
+def test_files_of_other_cohorts_are_refused(kind: str, run: Path) -> None:
+    folder = RunFolder.open(run)
+    names = {"teacher": folder.teacher, "snapshot": lambda cohort: folder.snapshot(cohort, 1)}
+    names["checkpoint"] = lambda cohort: sorted(run.glob(f"checkpoints/cohort-{cohort:04d}-*"))[-1]
+    first, second = names[kind](0), names[kind](1)
+    held = first.read_bytes(), second.read_bytes()
+    first.write_bytes(held[1])
+    second.write_bytes(held[0])
+    with pytest.raises(DamagedError, match=f"it was written as {second.name}"):
+        files.load_tensors(first)
+    if kind == "teacher":
+        refusal(lambda: api.distill(run, device="cpu"), "cohort-0000")
+    if kind == "snapshot":
+        clock = records.read(folder.rounds(0))[0]["clock"]
+        refusal(lambda: api.distill(run, at=f"{clock + 1}s", device="cpu"), first.name, "written as")
+
+
+def test_a_teacher_of_another_run_is_refused(run: Path, unbroken: Unbroken) -> None:
+    other = RunFolder.open(unbroken(**(FEW | {"seed": 7}))).teacher(0)
+    shutil.copyfile(other, RunFolder.open(run).teacher(0))
+    refusal(lambda: api.distill(run, device="cpu"), "cohort-0000")
+
+
+def test_the_global_model_is_that_of_its_summary(run: Path) -> None:
+    api.distill(run, name="other", device="cpu", epochs=2)
+    shutil.copyfile(run / "distillations/other/models/global.safetensors", run / "models/global.safetensors")
+    for use in (lambda: api.load_run(run).model, lambda: export(run, onnx=False)):
+        refusal(use, "global.safetensors is damaged", "another distillation")
+    assert export(run, distillation="other", onnx=False)
+
+
+# Shapes.
+
+DEEP = "[" * 100_000
+SHAPES: dict[str, tuple[str, Any]] = {
+    "cohorts are numbers": ("cohorts", [1, 2]),
+    "no cohorts": ("cohorts", []),
+    "a client below 0": ("cohorts", [[-1], [2]]),
+    "a client of 30 digits": ("cohorts", [[10**30], [2]]),
+    "counts of too few cohorts": ("label_counts", [[1] * 10]),
+    "counts of too few classes": ("label_counts", [[1], [2]]),
+    "counts are text": ("label_counts", "many"),
+    "shape of 0": ("shape", [0]),
+    "classes in words": ("classes", "ten"),
+    "model_bytes negative": ("model_bytes", -1),
+    "engine missing": ("engine", None),
+    "fingerprint is a list": ("fingerprint", []),
+    "samples are text": ("samples", {"train": "x"}),
+    "cohort_model_bytes is a list": ("cohort_model_bytes", [1]),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_shape_of_run_json(kind: str, run: Path) -> None:
+    key, value = SHAPES[kind]
+    edit(run / "run.json", lambda about: about.update({key: value}), sealed=True)
+    for use in (api.load_run, api.resume, api.distill, export):
+        refusal(lambda use=use: use(run), "run.json is damaged", key)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("student_accuracy", None), ("teachers", "all"), ("by_cohort", [1]), ("hours", 1e999), ("cohorts", "4")],
+)
+def test_the_shape_of_summary_json(key: str, value: object, run: Path) -> None:
+    edit(run / "summary.json", lambda summary: summary.update({key: value}))
+    for use in (api.resume, export):
+        refusal(lambda use=use: use(run), "summary.json is damaged", key)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("content", [DEEP, '{"schema": ' + "9" * 5000 + "}", '{"a":' * 100_000])
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "rounds/cohort-0000.jsonl"])
+def test_runaway_json(name: str, content: str, run: Path) -> None:
+    (run / name).write_text(content + "\n")
+    refusal(lambda: export(run) if name == "summary.json" else api.distill(run), Path(name).name, "damaged")
+
+
+@pytest.mark.parametrize("line", [b"[1]\n", b'{"round":1}\n', b'{"round":1,"clock":"x","stop":""}\n'])
+def test_the_shape_of_records(line: bytes, trained: Path) -> None:
+    path = RunFolder.open(trained).rounds(0)
+    path.write_bytes(line)
+    refusal(lambda: api.distill(trained, at="1s"), f"{path} is damaged")
+
+
+def test_sweep_json(tmp_path: Path) -> None:
+    few = FEW | {"cohorts": 1, "max_rounds": 1}
+    sweep("digits", cohorts=[1], settings={k: v for k, v in few.items() if k != "cohorts"}, out=tmp_path, device="cpu")
+    path = tmp_path / "sweep.json"
+    whole = path.read_text()
+    (name,) = json.loads(whole)["runs"]
+    edit(path, lambda tree: tree["runs"][name].update(cohorts=2))
+    refusal(lambda: sweep(tmp_path), "sweep.json was changed", "--out")
+    for key, value in (("runs", {name: 3}), ("given", []), ("engine", 1), ("experiment", "digits"), ("data", 3)):
+        path.write_text(whole)
+        edit(path, lambda tree, key=key, value=value: tree.update({key: value}), sealed=True)  # type: ignore[misc]
+        refusal(lambda: sweep(tmp_path), "sweep.json is damaged", key)
+    path.write_text(DEEP)
+    refusal(lambda: sweep(tmp_path), "sweep.json is damaged")
+    path.write_text(whole)
+    assert [run.path.name for run in sweep(tmp_path)] == [name]
+
+
+# Two at once, interrupts, leftovers, names.
+
+
+def test_two_distillations_of_one_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused while the first one trains; other names are free, and so is this one afterwards."""
+    first: list[str] = []
+    on_epoch = RunRecorder.on_epoch
+
+    def meanwhile(self: RunRecorder, record: Any) -> None:
+        on_epoch(self, record)
+        if not first:
+            first.append("running")
+            refusal(lambda: api.distill(run, name="one", device="cpu"), "distillations/one", "distilled by another")
+            api.distill(run, name="two", device="cpu")
+
+    monkeypatch.setattr(RunRecorder, "on_epoch", meanwhile)
+    api.distill(run, name="one", device="cpu")
+    assert first
+    assert len(records.read(run / "distillations/one/epochs.jsonl")) == 1
+    api.distill(run, name="one", device="cpu")
+
+
+class AtFork:
+    """Sends Ctrl-C to the process that forks, from a function that Python calls then; it cannot be taken back."""
+
+    armed = False
+
+    @classmethod
+    def interrupt(cls) -> None:
+        if cls.armed:
+            cls.armed = False
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(100):  # it is raised between two instructions
+                pass
+
+
+os.register_at_fork(after_in_parent=AtFork.interrupt)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_during_a_fork(tmp_path: Path) -> None:
+    AtFork.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        api.run("digits", settings=FEW, out=tmp_path / "run", device="cpu", engine="workers", workers=2)
+    assert not AtFork.armed
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    api.resume(tmp_path / "run", device="cpu", workers=2)
+
+
+def test_half_written_files_go(trained: Path) -> None:
+    left = [trained / ".run.json.part", trained / "models" / ".start.safetensors.part"]
+    left += [trained / "checkpoints" / ".x.part", trained / "distillations" / "again" / ".summary.json.part"]
+    left += [trained / "distillations" / "again" / "models" / ".global.safetensors.part"]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    busy = RunFolder(trained / "distillations" / "busy")
+    busy.path.mkdir()
+    busy.lock()
+    (busy.path / ".epochs.jsonl.part").write_bytes(b"half")
+    api.resume(trained, device="cpu")
+    assert list(trained.rglob("*.part")) == [busy.path / ".epochs.jsonl.part"]  # its process may still need it
+    busy.unlock()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b", "\udcff"])
+def test_names_that_are_no_text(name: str, tmp_path: Path) -> None:
+    refusal(lambda: api.run("digits", out=tmp_path / name), "cannot write", "NUL")
+    refusal(lambda: sweep("digits", cohorts=[1], out=tmp_path / name), "cannot write", "NUL")
+    with pytest.raises(RunFolderError, match="is not a run folder"):
+        api.resume(tmp_path / name)
