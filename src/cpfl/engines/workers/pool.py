@@ -10,10 +10,11 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
@@ -74,9 +75,10 @@ class WorkerPool:
     def _in_processes(self, prepare: Prepare, on_done: OnDone) -> None:
         workers: list[_Worker] = []
         try:
-            for number in range(self._count):
-                slots = range(number * SLOTS, (number + 1) * SLOTS)
-                workers.append(_Worker(self.serve, slots, [worker.pipe for worker in workers]))
+            with deferred_interrupt():
+                for number in range(self._count):
+                    slots = range(number * SLOTS, (number + 1) * SLOTS)
+                    workers.append(_Worker(self.serve, slots, [worker.pipe for worker in workers]))
             by_pipe = {worker.pipe: worker for worker in workers}
             while self.waiting or any(worker.jobs for worker in workers):
                 for _ in range(SLOTS):  # one each, then a second each
@@ -157,6 +159,24 @@ class _Worker:
         self.pipe.close()
         self._process.terminate()
         self._process.join()
+
+
+@contextlib.contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Answer a Ctrl-C after this: Python prints and drops an exception in a function that it calls at a fork."""
+    # Only the main thread is interrupted; a handler that is not Python's (None) cannot be put back.
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield
+        return
+    came: list[int] = []
+    # A blocked signal would reach another thread, and from there this one.
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
 
 
 def keep_memory() -> None:
