@@ -1,10 +1,13 @@
 # make demo   the paper's method in a minute, on data that ships with the dependencies
 # make test   all tests
+# make fuzz   random settings, damaged files and kills, for MINUTES=30
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+MINUTES ?= 30
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test fuzz lint setup clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -14,6 +17,9 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # tests/conftest.py has the order
 
+fuzz: $(VENV)/ready
+	$(BIN)/python -m tests.fuzz $(MINUTES)
+
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -22,12 +28,14 @@ lint: $(VENV)/ready
 
 setup: $(VENV)/ready
 
-# The pinned torch comes first: every later package must be content with it.
+# A new pip, since an old one takes minutes to read the index. Then the pinned torch: every later package must be content
+# with it.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("cpfl needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --upgrade 'pip>=26'
+	$(PIP) torch==2.13.0
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:
