@@ -1,13 +1,14 @@
 # make demo   the paper's method in a minute, on data that ships with the dependencies
 # make test   all tests
 # make fuzz   random settings, damaged files and kills, for MINUTES=30
+# make coverage   all tests, and the lines and branches that none of them reaches
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 MINUTES ?= 30
 
-.PHONY: demo test fuzz lint setup clean
+.PHONY: demo test fuzz coverage lint setup clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -19,6 +20,12 @@ test: $(VENV)/ready
 
 fuzz: $(VENV)/ready
 	$(BIN)/python -m tests.fuzz $(MINUTES)
+
+coverage: $(VENV)/ready
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -39,4 +46,4 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*

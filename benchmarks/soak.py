@@ -1,7 +1,8 @@
 """Do memory and the time of a round stay flat over a long run, and memory over a long sweep?
 
 A run of so many rounds and a sweep of so many runs, both with default engine and real run folders. Time is CPU time of
-the process and its workers, so that a busy machine does not decide; memory is that of the process and its workers.
+the process and its workers, so that a busy machine does not decide; memory is that of the process and its workers, pages
+that several of them share counted once (PSS).
 
     python benchmarks/soak.py --rounds 20000 --runs 200 --out results/reliability/soak.json
 """
@@ -51,11 +52,11 @@ class Meter(cpfl.Callback):
 def now() -> dict[str, float]:
     """CPU seconds, MB of memory and open files of this process and all below it."""
     processes = [Path("/proc/self"), *_below(os.getpid())]
-    pages = sum(int((one / "statm").read_text().split()[1]) for one in processes)
+    kilobytes = sum(int((one / "smaps_rollup").read_text().partition("\nPss:")[2].split()[0]) for one in processes)
     ticks = sum(sum(map(int, _stat(one)[11:15])) for one in processes)
     return {
         "cpu_seconds": ticks / TICKS,
-        "mb": round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1),
+        "mb": round(kilobytes * 1024 / 1e6, 1),
         "files": sum(len(list((one / "fd").iterdir())) for one in processes),
         "processes": len(processes),
     }
