@@ -3,9 +3,14 @@
 Anything else that is raised is a bug of ours.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+LONGEST = 480  # characters of an error on the screen
+# Control characters, lone surrogates, and marks that change the direction of text.
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class CpflError(Exception):
@@ -76,3 +81,16 @@ class DamagedError(RunFolderError):
 def first_line(error: Exception) -> str:
     """What another library says is wrong, in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def printable(text: str) -> str:
+    """Text for a terminal, which must not obey what stands in a file's name: control characters become escapes."""
+    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_sentence(error: Exception | str) -> str:
+    """An error as one printable line of bounded length: the names in it may be of any length."""
+    text = printable(" ".join(str(error).split("\n")).replace("\t", " "))
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST * 2 // 3]} … {text[-(LONGEST // 3 - 3) :]}"

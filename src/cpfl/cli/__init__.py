@@ -1,5 +1,6 @@
 """The command line: options, help texts and what is printed. What a command does is in the library."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -9,8 +10,8 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from cpfl.cli import data, deploy, experiment, machine, report, runs, sweeps
-from cpfl.errors import CpflError
+from cpfl.cli import data, deploy, experiment, machine, report, runs, streams, sweeps
+from cpfl.errors import CpflError, one_sentence
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -55,9 +56,12 @@ app.add_typer(deploy.app, name="deploy")
 
 def main() -> None:
     """Run a command; a user's mistake ends in one sentence and exit code 2."""
-    sys.path.append(os.getcwd())  # for the user's own `module:Class`; last, so that it hides nothing
+    with contextlib.suppress(FileNotFoundError):  # the folder was deleted
+        sys.path.append(os.getcwd())  # for the user's own `module:Class`; last, so that it hides nothing
+    streams.prepare()
     try:
         code = app(standalone_mode=False)
+        streams.flush()
     except CpflError as error:
         _end(str(error), 2)
     except click.ClickException as error:
@@ -65,11 +69,20 @@ def main() -> None:
         _end(f"{message} See cpfl --help", error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
+    except BrokenPipeError:  # as in cpfl list | head -1: nobody reads any more
+        code = streams.CLOSED
+    except OSError as error:
+        if error.errno not in streams.REASONS:
+            raise
+        _end(f"{streams.REASONS[error.errno]}: {error.strerror}", 2)
     if code == INTERRUPTED:  # typer turns Ctrl-C into this code and prints nothing
         _end("interrupted; what was written is kept: cpfl list shows it, cpfl resume DIR continues it", INTERRUPTED)
+    streams.discard()
     sys.exit(code)
 
 
 def _end(sentence: str, code: int) -> NoReturn:
-    print(f"cpfl: {sentence}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # standard error may be closed or full, too
+        print(f"cpfl: {one_sentence(sentence)}", file=sys.stderr)
+    streams.discard()
     sys.exit(code)

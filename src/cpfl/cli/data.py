@@ -50,7 +50,7 @@ def get(
     from cpfl.data import sources
     from cpfl.data.catalogue import fetch
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=None)
         root = sources.download_root(data)

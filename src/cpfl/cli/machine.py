@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from cpfl.cli.options import AsJson, DataFolder, Device, notes, say, show_json, show_table
 
@@ -41,10 +42,10 @@ def bench(
 
     found_device = torch_device(device)
     rates = []
-    with notes.status("the plain loop …") as status:
+    with notes.status(Text("the plain loop …")) as status:
         for rate in measure(preset, cohorts, rounds, found_device):
             rates.append(rate)
-            status.update(f"{rate.engine}, {rate.precision}: {rate.samples_per_second:,.0f} samples/s …")
+            status.update(Text(f"{rate.engine}, {rate.precision}: {rate.samples_per_second:,.0f} samples/s …"))
     if as_json:
         show_json([asdict(rate) for rate in rates])
         return

@@ -10,15 +10,17 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from cpfl.errors import SettingError
+from cpfl.errors import SettingError, printable
 
 WIDE = 160
 
 
 def _console(stderr: bool) -> Console:
-    """A terminal in its own width; files and pipes wide enough for every table."""
-    found = Console(stderr=stderr)
-    return found if found.is_terminal else Console(stderr=stderr, width=WIDE)
+    """A terminal in its own width; files and pipes wide enough for every table. Text is never markup: users name
+    folders, classes and settings."""
+    plain: dict[str, Any] = {"stderr": stderr, "markup": False, "highlight": False, "emoji": False}
+    found = Console(**plain)
+    return found if found.is_terminal else Console(**plain, width=WIDE)
 
 
 console = _console(stderr=False)
@@ -66,12 +68,12 @@ def run_arguments(
 
 def say(text: str) -> None:
     """Print text to standard output as it is."""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
+    console.print(printable(text), soft_wrap=True)
 
 
 def notify(text: str) -> None:
     """Print text to standard error as it is."""
-    notes.print(text, highlight=False, soft_wrap=True, markup=False)
+    notes.print(printable(text), soft_wrap=True)
 
 
 def show_json(tree: Any) -> None:
@@ -83,11 +85,12 @@ def show_table(
     rows: Iterable[Sequence[str]], texts: Sequence[str], numbers: Sequence[str] = (), title: str = ""
 ) -> None:
     """Print a table: columns of texts on the left, and of numbers, aligned to the right."""
-    table = Table(*(Column(head, overflow="fold") for head in texts), title=title or None, title_justify="left")
+    heading = printable(title) or None
+    table = Table(*(Column(head, overflow="fold") for head in texts), title=heading, title_justify="left")
     for head in numbers:
         table.add_column(head, justify="right")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console.print(table)
 
 

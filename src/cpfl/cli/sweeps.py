@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cpfl.cli import options
-from cpfl.errors import CpflError, SweepError
+from cpfl.errors import CpflError, SweepError, printable
 
 if TYPE_CHECKING:
     from cpfl.settings import Experiment
@@ -89,7 +89,7 @@ def run_sweep(
     else:
         for group, rows in groups.items():
             table = tables.trade_off(rows, options.console.width)
-            table.title = f"{table.title}, {group}" if group else table.title
+            table.title = printable(f"{table.title}, {group}") if group else table.title
             options.console.print(table)
     pictures = _draw(view.grid, groups, folder)
     if not as_json:

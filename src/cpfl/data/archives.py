@@ -3,7 +3,9 @@
 An archive is never unpacked: the members whose names are known are read from it, and nothing else in it is touched.
 """
 
+import gzip
 import json
+import math
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -14,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpfl.data.catalogue import CATALOGUE, PUBLISHED_SIZES, Entry
+from cpfl.data.limit import as_text, check_size
 from cpfl.data.samples import Samples
-from cpfl.errors import DataError
+from cpfl.errors import DataError, first_line
 
 CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes, row by row
 STL_IMAGE = 3 * 96 * 96
 LEAF_SIDE = 28  # of an image, in pixels
+MOST_MEMBERS = 1000  # of an archive; the published ones have a dozen
 SVHN_FILES = {split: f"{split}_32x32.mat" for split in ("train", "test", "extra")}
 
 Bytes = NDArray[np.uint8]
@@ -68,25 +72,43 @@ def _unpacked(folder: Path, names: tuple[str, ...]) -> dict[str, Bytes]:
     """Members as files. They are mapped, not read: the unlabelled images of STL-10 are 2.8 GB."""
     found: dict[str, Bytes] = {}
     for file in [folder / name for name in names if (folder / name).is_file()]:
+        check_size(file, file.stat().st_size)  # a file can have holes
         empty = not file.stat().st_size  # which cannot be mapped
         # As a plain array: taking one image of a memmap object at a time is slow.
         found[file.name] = np.empty(0, np.uint8) if empty else np.asarray(np.memmap(file, dtype=np.uint8, mode="c"))
     return found
 
 
+class _Unpacked(gzip.GzipFile):
+    """The content of a compressed archive, up to the size that is allowed."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Whatever a header of the archive announces, no more than that is read."""
+        check_size(self.name, self.tell() + max(size or 0, 0))
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Skipping unpacks, too."""
+        check_size(self.name, offset)
+        return super().seek(offset, whence)
+
+
 def _packed(file: Path, folder: str, names: tuple[str, ...]) -> dict[str, Bytes]:
     """Members of an archive, which is read no further than to the last of them."""
     found: dict[str, Bytes] = {}
     try:
-        with tarfile.open(file, "r:gz") as archive:
-            for member in archive:
+        with _Unpacked(file) as content_of_all, tarfile.open(fileobj=content_of_all, mode="r:") as archive:
+            for number, member in enumerate(archive):
+                check_size(file, member.size)  # a sparse member has more than the archive
+                if number >= MOST_MEMBERS:
+                    raise DataError(f"{file} has more than {MOST_MEMBERS:,} members: {', '.join(names)} are expected")
                 inner, _, name = member.name.removeprefix("./").rpartition("/")
                 if inner == folder and name in names and member.isfile() and (content := archive.extractfile(member)):
                     found[name] = np.frombuffer(bytearray(content.read()), dtype=np.uint8)
                 if len(found) == len(names):
                     break
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise DataError(f"{_damaged(file)}: {error}") from error
+        raise DataError(f"{_damaged(file)}: {first_line(error)}") from error
     return found
 
 
@@ -116,7 +138,7 @@ def _stl10(path: Path, members: dict[str, Bytes]) -> Samples:
 def _svhn(folder: Path, split: str) -> Samples | None:
     if split not in SVHN_FILES:
         return None
-    from scipy.io import loadmat  # imported here: only this set needs it
+    from scipy.io import loadmat, whosmat  # imported here: only this set needs it
 
     file = folder / SVHN_FILES[split]
     if not file.is_file():
@@ -124,10 +146,17 @@ def _svhn(folder: Path, split: str) -> Samples | None:
             return None
         raise DataError(f"{file} is missing: SVHN's '{split}' images are expected there")
     try:
+        for name, shape, kind in whosmat(file):
+            if name in ("X", "y"):
+                check_size(file, 8 * math.prod(shape) if kind != "uint8" else math.prod(shape))
+                if kind in ("cell", "struct", "object", "function", "opaque"):
+                    raise ValueError(f"{name} is a {kind}, not an array of numbers")
         held = loadmat(file, variable_names=["X", "y"])
         x, y = np.asarray(held["X"]), np.asarray(held["y"]).reshape(-1).astype(np.int64)
+    except DataError:
+        raise
     except Exception as error:  # a truncated file makes scipy fail in many ways, none of them its own
-        raise DataError(f"{_damaged(file)}: {error}") from error
+        raise DataError(f"{_damaged(file)}: {first_line(error)}") from error
     if x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.dtype != np.uint8 or x.shape[3] != len(y):
         raise DataError(
             f"{file} holds X of {x.dtype} {x.shape} and {len(y)} labels: uint8 (32, 32, 3, N) and N labels are expected"
@@ -147,7 +176,9 @@ def _leaf(folder: Path, split: str) -> Samples | None:
     writers, images, labels = zip(*users, strict=True)
     # LEAF divides pixels by 255; as bytes they take a quarter of the memory and match other image sets.
     pixels = np.rint(np.concatenate(images) * 255).astype(np.uint8).reshape(-1, 1, LEAF_SIDE, LEAF_SIDE)
-    writer_id = np.repeat(np.array(writers, np.str_), [len(some) for some in labels])
+    sizes = [len(some) for some in labels]
+    check_size(files[0].parent, 4 * sum(sizes) * max(map(len, writers)))
+    writer_id = np.repeat(as_text(files[0].parent, writers), sizes)
     return Samples(pixels, np.concatenate(labels), {"writer_id": writer_id})
 
 
@@ -155,27 +186,29 @@ def _leaf_users(file: Path) -> Iterator[tuple[str, NDArray[np.float32], NDArray[
     """Name, images and labels of every user that has any."""
     try:
         held: Any = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{file} is truncated or not JSON: {error}") from error
-    if not isinstance(held, dict) or not {"users", "user_data"} <= held.keys():
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} is truncated or not JSON: {first_line(error)}") from error
+    if not isinstance(held, dict) or not {"users", "user_data"} <= held.keys() or not isinstance(held["users"], list):
         raise DataError(f"{file} is not LEAF's: an object with users, num_samples and user_data is expected")
     for user in held["users"]:
-        has = f"user '{user}' in {file} has"
+        has = f"user {str(user)[:80]!r} in {file} has"
         try:
             data = held["user_data"][user]
             images, labels = np.asarray(data["x"], dtype=np.float32), np.asarray(data["y"])
             if not images.size and not labels.size:
                 continue
             images = images.reshape(len(images), -1)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{has} no even lists x and y: {error!r}") from error
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise DataError(f"{has} no even lists x and y: {first_line(error)[:200]}") from error
         if len(images) != len(labels) or images.shape[1] != LEAF_SIDE**2:
             raise DataError(
                 f"{has} {len(images)} images of {images.shape[1]} values and {len(labels)} labels: "
                 f"images of {LEAF_SIDE**2} values and as many labels are expected"
             )
-        if not np.issubdtype(labels.dtype, np.integer):
-            raise DataError(f"{has} labels of type {labels.dtype}: integers are expected")
+        if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
+            raise DataError(f"{has} labels of type {labels.dtype}, shape {labels.shape}: integers are expected")
         if not (images.min() >= 0 and images.max() <= 1):
             raise DataError(f"{has} pixels from {images.min()} to {images.max()}: 0 to 1 is allowed")
         yield str(user), images, labels.astype(np.int64)

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import http.client
 import os
-import tempfile
 import tomllib
 import urllib.error
 import urllib.request
@@ -22,6 +21,7 @@ import platformdirs
 from pydantic import TypeAdapter
 
 from cpfl.errors import DataError
+from cpfl.scratch import scratch_folder
 
 CHUNK = 1 << 20
 TIMEOUT = 60.0  # seconds without a byte
@@ -82,7 +82,15 @@ PUBLISHED_SIZES = {file.name: file.size for entry in CATALOGUE.values() for file
 def cache_folder() -> Path:
     """$CPFL_CACHE, or the user's cache folder of this system."""
     chosen = os.environ.get("CPFL_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("cpfl"))
+    return expanded(Path(chosen), "$CPFL_CACHE") if chosen else Path(platformdirs.user_cache_dir("cpfl"))
+
+
+def expanded(path: Path, what: str) -> Path:
+    """A path with ~ replaced by the home folder; `what` names it where there is no such folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise DataError(f"{what} = {str(path)!r} cannot be found: {path.parts[0]} has no home folder here") from None
 
 
 def file_digest(path: Path, kind: str = "sha256") -> str:
@@ -134,8 +142,8 @@ def fetch(
 def _download(file: RemoteFile, address: str, target: Path, report: Callable[[int], None]) -> None:
     by_hand = f"download it by hand and put it at {target}"
     try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".partial-") as scratch:
-            partial = Path(scratch) / file.name
+        with scratch_folder(target.parent, ".partial-") as scratch:
+            partial = scratch / file.name
             with partial.open("wb") as out:
                 for chunk in _chunks(address, by_hand):
                     out.write(chunk)

@@ -17,6 +17,7 @@ from cpfl.errors import DataError
 from cpfl.randomness import stream
 from cpfl.settings import Experiment
 
+SURELY = 1000  # classes that a set may have, however few its samples are
 MIN_SIDE = HOLE + 2 * PAD  # of an image of which augmentation leaves something to see
 
 
@@ -160,6 +161,11 @@ def _check_labels(train: Samples, test: Samples, classes: int) -> int:
             raise DataError(f"the {name} set is empty")
         if samples.y.min() < 0:
             raise DataError(f"a label of the {name} set is {samples.y.min()}: labels count from 0")
+        if not classes and samples.y.max() >= max(len(samples), SURELY):
+            raise DataError(
+                f"a label of the {name} set is {samples.y.max()}, and it has {len(samples)} samples: labels number the "
+                f"classes from 0; set data.classes={samples.y.max() + 1} if there are so many classes"
+            )
         classes = classes or int(samples.y.max()) + 1
         if samples.y.max() >= classes:
             raise DataError(f"a label of the {name} set is {samples.y.max()}: {allowed_by} 0 to {classes - 1}")

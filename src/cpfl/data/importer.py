@@ -1,7 +1,6 @@
 """A folder of image files becomes a set of the user's own, in the same parquet layout that every other set has."""
 
 import json
-import tempfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +9,8 @@ import pyarrow.parquet as pq
 from cpfl.data.catalogue import CATALOGUE
 from cpfl.data.parquet import SUFFIXES, UNREADABLE, decode_image
 from cpfl.data.sources import is_path
-from cpfl.errors import DataError
+from cpfl.errors import DataError, first_line
+from cpfl.scratch import scratch_folder
 
 LAYOUT = "train/<label>/<image> and optionally test/<label>/<image>, or images without label folders"
 BATCH = 4096  # images in memory at a time
@@ -22,30 +22,41 @@ Images = list[tuple[Path, str | None]]
 def import_folder(source: Path, name: str, root: Path) -> Path:
     """Write `<root>/<name>/` from a folder of images, whole or not at all; returns that folder."""
     target = root / name
-    if not name or is_path(name):
+    if not name or is_path(name) or not _is_text(name):
         raise DataError(f"'{name}' cannot be a set's name: a plain folder name is allowed")
     if name in CATALOGUE:
         raise DataError(f"'{name}' is the name of a known set: choose one that is not among {', '.join(CATALOGUE)}")
-    if target.exists():
-        raise DataError(f"{target} exists already: remove it or choose another name")
-    if not source.is_dir():
-        raise DataError(f"{source} is not a folder: {LAYOUT} is expected there")
-    found = {"train": _images(source / "train" if (source / "train").is_dir() else source)}
-    if (source / "test").is_dir() and (test := _images(source / "test")):
-        found["test"] = test
+    try:
+        if target.exists():
+            raise DataError(f"{target} exists already: remove it or choose another name")
+        if not source.is_dir():
+            raise DataError(f"{source} is not a folder: {LAYOUT} is expected there")
+        found = {"train": _images(source / "train" if (source / "train").is_dir() else source)}
+        if (source / "test").is_dir() and (test := _images(source / "test")):
+            found["test"] = test
+    except OSError as error:
+        raise DataError(f"{error.filename or source} cannot be read: {error.strerror}") from error
+    for image, _ in [image for images in found.values() for image in images]:
+        if not _is_text(str(image.relative_to(source))):
+            raise DataError(f"{image} has a name that is no text (UTF-8): rename it")
     if not found["train"]:
         raise DataError(f"{source} holds no images ({', '.join(SUFFIXES)}): {LAYOUT} is expected there")
     classes = _classes(found, source)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as temporary:
-            building = Path(temporary) / name
+        with scratch_folder(root, f".{name}-") as temporary:
+            building = temporary / name
             building.mkdir()
             _write(building, found, classes, source)
             building.rename(target)
     except OSError as error:
-        raise DataError(f"{target} cannot be written: {error}") from error
+        raise DataError(f"{target} cannot be written: {first_line(error)}") from error
     return target
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8, without the character NUL."""
+    return "\0" not in name and name == name.encode(errors="replace").decode()
 
 
 def _images(folder: Path) -> Images:

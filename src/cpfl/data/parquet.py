@@ -10,8 +10,8 @@ The cache must not break a run: one that is missing, damaged, read-only or on a 
 import hashlib
 import io
 import json
+import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,13 +19,16 @@ from typing import IO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from cpfl.data.catalogue import cache_folder, file_digest
+from cpfl.data.limit import as_text, check_size
 from cpfl.data.samples import Array, Samples
-from cpfl.errors import DataError
+from cpfl.errors import DataError, first_line
+from cpfl.scratch import scratch_folder
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 # Raster formats that Pillow decodes by itself: others, such as EPS, would start another program.
@@ -33,6 +36,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What Pillow raises for files that are no images, damaged, or far too large."""
 DECODER = "1"  # part of every cache key: raise it when the decoder's output changes
+
+BATCH = 32  # encoded images in memory at a time; each can be as large as its file is when it is unpacked
 
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "character")
@@ -57,8 +62,12 @@ def read(folder: Path, split: str) -> Samples | None:
         return None
     files = shards[split]
     _check_complete(split, files)
+    _check_unpacked(files)
     with _opened(files[0]) as first:
         schema = first.schema_arrow
+    for name in (*IMAGE_COLUMNS, *LABEL_COLUMNS):
+        if schema.names.count(name) > 1:
+            raise DataError(f"{files[0]} has {schema.names.count(name)} columns '{name}': one is allowed")
     image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
     label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
     if image is None:
@@ -69,17 +78,20 @@ def read(folder: Path, split: str) -> Samples | None:
     table = _read_columns(files, [field.name for field in schema if _is_scalar(field.type)])
     x = cached(files, lambda: _decode(files, image))
     y = None if label is None else _labels(table, schema.field(label), shards, split)
-    return Samples(x, y, {name: _values(table.column(name)) for name in table.column_names if name != label})
+    others = [name for name in table.column_names if name != label and schema.names.count(name) == 1]
+    where = files[0].parent
+    return Samples(x, y, {name: _values(table.column(name), f"column '{name}' of {where}") for name in others})
 
 
 def class_names(folder: Path) -> list[str]:
     """What the labels are called, where the files say so in the hub's way; else an empty list."""
     # Names are a courtesy: whatever is wrong with them is no reason to fail.
-    with suppress(pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError):
+    with suppress(pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         metadata = json.loads(pq.read_schema(_shards(folder)["train"][0]).metadata[b"huggingface"])
         for label in LABEL_COLUMNS:
             names = metadata["info"]["features"].get(label, {}).get("names")
             if isinstance(names, list) and all(isinstance(name, str) for name in names):
+                "".join(names).encode()  # a lone surrogate is no text
                 return names
     return []
 
@@ -100,10 +112,11 @@ def _check_complete(split: str, files: Sequence[Path]) -> None:
     """A split with a missing shard would silently be a smaller one."""
     names = [match for file in files if (match := SHARD.fullmatch(file.name))]
     parts, found = int(names[0]["parts"]), [int(name["part"]) for name in names]
-    if missing := sorted(set(range(parts)) - set(found)):
+    missing = next((part for part in range(parts) if part not in set(found)), None)
+    if missing is not None:
         raise DataError(
             f"{files[0].parent} has {len(found)} of the {parts} files of split '{split}': "
-            f"{split}-{missing[0]:05d}-of-{parts:05d}.parquet is missing"
+            f"{split}-{missing:05d}-of-{parts:05d}.parquet is missing"
         )
     if len(found) > parts:
         raise DataError(
@@ -112,29 +125,46 @@ def _check_complete(split: str, files: Sequence[Path]) -> None:
         )
 
 
+def _check_unpacked(files: Sequence[Path]) -> None:
+    """Refuse files that are small and unpack to more than is allowed, by what they say of themselves."""
+    size = rows = 0
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file} is not a file: a parquet file is expected there")
+        with _opened(file) as opened:
+            groups = map(opened.metadata.row_group, range(opened.metadata.num_row_groups))
+            size += sum(group.total_byte_size for group in groups)
+            rows += opened.metadata.num_rows
+            check_size(file.parent, max(size, 8 * rows))
+
+
 @contextmanager
-def _opened(file: Path) -> Iterator[pq.ParquetFile]:
+def _opened(file: Path, unrepeated: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """A file; values of the `unrepeated` columns are in memory once, however many rows have them."""
     try:
-        with pq.ParquetFile(file) as opened:
+        with pq.ParquetFile(file, read_dictionary=list(unrepeated)) as opened:
             yield opened
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} is damaged or not a parquet file: {error}") from error
+    except (pa.ArrowException, OSError, ValueError) as error:  # a path that is no text is a ValueError
+        raise DataError(f"{file} is damaged or not a parquet file: {first_line(error)}") from error
 
 
 def _read_columns(files: Sequence[Path], names: Sequence[str]) -> pa.Table:
     """These columns of all files; a file without any of them is left out."""
     tables = []
     for file in files:
-        with _opened(file) as opened:
+        with _opened(file, names) as opened:
             if not names or set(names) & set(opened.schema_arrow.names):
                 tables.append(opened.read(columns=list(names)))
-    return pa.concat_tables(tables, promote_options="permissive")
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(f"the columns of the files in {files[0].parent} differ: {first_line(error)}") from error
 
 
 def cached(files: Sequence[Path], decode: Callable[[], Array]) -> Array:
     """What `decode` makes of these files: from the cache if it holds them whole, else decoded and cached."""
     contents = [f"\n{file.name} {file.stat().st_size} {file_digest(file)}" for file in files]
-    key = hashlib.sha256("".join([DECODER, *contents]).encode()).hexdigest()
+    key = hashlib.sha256(os.fsencode("".join([DECODER, *contents]))).hexdigest()
     images = cache_folder() / "decoded" / f"{key}.npy"
     checksum = images.with_suffix(".sha256")
     with suppress(OSError, ValueError):
@@ -145,8 +175,8 @@ def cached(files: Sequence[Path], decode: Callable[[], Array]) -> Array:
     with suppress(OSError):
         images.parent.mkdir(parents=True, exist_ok=True)
         # Both files appear whole or not at all. A crash between the two leaves images without a checksum: no entry.
-        with tempfile.TemporaryDirectory(dir=images.parent, prefix="partial-") as scratch:
-            partial = Path(scratch) / images.name
+        with scratch_folder(images.parent, "partial-") as scratch:
+            partial = scratch / images.name
             np.save(partial, decoded, allow_pickle=False)
             digest = file_digest(partial)
             partial.replace(images)
@@ -176,6 +206,7 @@ def _decode(files: Sequence[Path], column: str) -> NDArray[np.uint8]:
             except UNREADABLE as error:
                 raise DataError(f"row {row} of {file} is not a readable image: {error}") from error
             if out is None:
+                check_size(file.parent, count * pixels.size)
                 out = np.empty((count, *pixels.shape), dtype=np.uint8)
             if pixels.shape[1:] != out.shape[2:]:
                 raise DataError(
@@ -183,6 +214,7 @@ def _decode(files: Sequence[Path], column: str) -> NDArray[np.uint8]:
                     f"{out.shape[3]}×{out.shape[2]}: all images of a set must have one size"
                 )
             if len(pixels) > out.shape[1]:
+                check_size(file.parent, len(pixels) * out.size)
                 out = np.repeat(out, len(pixels), axis=1)
             out[position] = pixels
             position += 1
@@ -193,12 +225,16 @@ def _decode(files: Sequence[Path], column: str) -> NDArray[np.uint8]:
 def _encoded(file: Path, column: str) -> Iterator[bytes | None]:
     """The encoded images of one file, a batch of rows in memory at a time."""
     with _opened(file) as opened:
-        type_ = opened.schema_arrow.field(column).type
+        type_ = opened.schema_arrow.field(column).type if column in opened.schema_arrow.names else pa.null()
         struct = pa.types.is_struct(type_) and type_.get_field_index("bytes") >= 0
-        if not (struct or pa.types.is_binary(type_) or pa.types.is_large_binary(type_)):
+        held = type_.field("bytes").type if struct else type_
+        if not (pa.types.is_binary(held) or pa.types.is_large_binary(held)):
             raise DataError(f"column '{column}' of {file} is {type_}: a struct with bytes, or binary, is allowed")
-        for batch in opened.iter_batches(batch_size=2048, columns=[column]):
+        size = 0
+        for batch in opened.iter_batches(batch_size=BATCH, columns=[column]):
             array = batch.column(0)
+            size += array.nbytes
+            check_size(file, size)
             yield from (array.field("bytes") if struct else array).to_pylist()
 
 
@@ -225,12 +261,15 @@ def _is_scalar(type_: pa.DataType) -> bool:
     return any(kind(type_.value_type if pa.types.is_dictionary(type_) else type_) for kind in SCALARS)
 
 
-def _values(column: pa.ChunkedArray) -> Array:
+def _values(column: pa.ChunkedArray, what: str) -> Array:
+    if pa.types.is_dictionary(column.type):  # whose to_numpy gives a gap another row's value
+        longest = max((pc.max(pc.binary_length(one.dictionary)).as_py() or 0 for one in column.chunks), default=0)
+        check_size(what, longest * len(column))
+        column = column.cast(column.type.value_type)
     values: Array = column.to_numpy()
     if values.dtype != object:
         return values
-    # Text, or truth values with gaps: fixed-width text can be compared, sorted and saved without pickle.
-    return np.asarray(["" if value is None else str(value) for value in values], dtype=np.str_)
+    return as_text(what, ["" if value is None else str(value) for value in values])  # or truth values with gaps
 
 
 def _labels(table: pa.Table, field: pa.Field, shards: dict[str, list[Path]], split: str) -> NDArray[np.int64] | None:
@@ -244,10 +283,10 @@ def _labels(table: pa.Table, field: pa.Field, shards: dict[str, list[Path]], spl
     column = table.column(field.name)
     if column.null_count:
         raise DataError(f"{where} has {column.null_count} rows without a label")
-    values = _values(column)
+    values = _values(column, where)
     if values.dtype.kind == "U":
         every_file = [file for files in shards.values() for file in files]
-        return np.searchsorted(np.unique(_values(_read_columns(every_file, [field.name]).column(0))), values)
+        return np.searchsorted(np.unique(_values(_read_columns(every_file, [field.name]).column(0), where)), values)
     if values.dtype.kind not in "iu":
         raise DataError(f"{where} holds {values.dtype}: integers or text are allowed")
     if (values == -1).all():

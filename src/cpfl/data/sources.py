@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from cpfl.data import archives, embedded, parquet
-from cpfl.data.catalogue import CATALOGUE, Entry, cache_folder
+from cpfl.data.catalogue import CATALOGUE, Entry, cache_folder, expanded
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError
 from cpfl.registry import did_you_mean
@@ -24,8 +24,8 @@ LAYOUTS = (
 def search_roots(data: Path | None) -> list[Path]:
     """Where sets are looked for, in this order: the given folder, $CPFL_DATA, the user's cache folder."""
     chosen = os.environ.get("CPFL_DATA")
-    roots = [data, Path(chosen) if chosen else None, cache_folder() / "data"]
-    return [root.expanduser() for root in roots if root is not None]
+    named = [("--data", data), ("$CPFL_DATA", Path(chosen) if chosen else None)]
+    return [*(expanded(root, what) for what, root in named if root is not None), cache_folder() / "data"]
 
 
 def download_root(data: Path | None) -> Path:
@@ -38,11 +38,18 @@ def available(roots: Sequence[Path]) -> list[str]:
     user_sets = {
         folder.name
         for root in roots
-        if root.is_dir()
-        for folder in root.iterdir()
-        if folder.name not in CATALOGUE and folder.is_dir() and _format(folder) is not None
+        for folder in _folders(root)
+        if folder.name not in CATALOGUE and _format(folder) is not None
     }
     return [*CATALOGUE, *sorted(user_sets)]
+
+
+def _folders(root: Path) -> list[Path]:
+    """The folders in a folder; none where it cannot be read."""
+    try:
+        return [folder for folder in root.iterdir() if os.path.isdir(folder)]
+    except OSError:
+        return []
 
 
 def describe(name: str, roots: Sequence[Path]) -> Entry:
@@ -54,8 +61,8 @@ def describe(name: str, roots: Sequence[Path]) -> Entry:
     if entry is not None and entry.source == "embedded":
         return replace(entry, format="built in")
     is_trace = entry is not None and entry.source == "trace"
-    for folder in [Path(name).expanduser()] if is_path(name) else [root / name for root in roots]:
-        if folder.is_dir() and (found := _format(folder) or ("trace" if is_trace else None)):
+    for folder in [expanded(Path(name), "the data set")] if is_path(name) else [root / name for root in roots]:
+        if os.path.isdir(folder) and (found := _format(folder) or ("trace" if is_trace else None)):
             return replace(entry or Entry(name, "a set of your own", LAYOUTS), path=folder, format=found)
     if entry is None:
         raise DataError(_not_found(name, roots))
@@ -98,8 +105,11 @@ def _read(about: Entry, split: str, use: Split) -> Samples | None:
 
 
 def _format(folder: Path) -> str | None:
-    """What lies in a folder. Parquet comes first: it is the quickest to read."""
-    return "parquet" if parquet.splits(folder) else archives.recognise(folder)
+    """What lies in a folder. Parquet comes first: it is the quickest to read. None: nothing, or it cannot be read."""
+    try:
+        return "parquet" if parquet.splits(folder) else archives.recognise(folder)
+    except OSError:
+        return None
 
 
 def is_path(name: str) -> bool:
@@ -108,7 +118,7 @@ def is_path(name: str) -> bool:
 
 
 def _not_found(name: str, roots: Sequence[Path]) -> str:
-    if is_path(name) and not Path(name).expanduser().is_dir():
+    if is_path(name) and not os.path.isdir(expanded(Path(name), "the data set")):
         return f"the data set '{name}' is a path that is not a folder: expected there: {LAYOUTS}"
     if is_path(name):
         return f"the folder '{name}' holds no data set: expected there: {LAYOUTS}"

@@ -6,6 +6,7 @@ A schedule is a list of intervals in which a client is available, [begin, end) i
 import hashlib
 import json
 import math
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpfl.errors import DataError
+from cpfl.errors import DataError, first_line
 from cpfl.randomness import stream
 from cpfl.settings import Devices
 
@@ -165,9 +166,10 @@ def read(path: Path) -> list[AvailabilitySchedule]:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         schedules = [_schedule(row, f"user {user} of the availability trace {path}") for user, row in tree.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        reason = first_line(error)[:200]
         raise DataError(
-            f"the availability trace {path} is not FedScale's json of active, inactive and finish_time: {error}"
+            f"the availability trace {path} is not FedScale's json of active, inactive and finish_time: {reason}"
         ) from None
     if not schedules:
         raise DataError(f"the availability trace {path} has no users")
@@ -195,8 +197,8 @@ def _schedule(row: dict[str, Any], who: str) -> AvailabilitySchedule:
 def find_trace(key: str, name: str, roots: Sequence[Path], patterns: Sequence[str], allowed: str) -> Path:
     """The file of a trace that a setting names: a path, or "fedscale" for the first match in the data folders."""
     if name != "fedscale":
-        path = Path(name).expanduser()
-        if not path.is_file():
+        path = Path(os.path.expanduser(name))
+        if not os.path.isfile(path):
             raise DataError(f"{key} = {name!r} is no file; give {allowed}")
         return path
     for root in roots:

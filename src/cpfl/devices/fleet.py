@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpfl.devices.availability import Availability, find_trace
-from cpfl.errors import DataError
+from cpfl.errors import DataError, first_line
 from cpfl.randomness import stream
 from cpfl.settings import Devices
 
@@ -57,8 +57,11 @@ def fleet(devices: Devices, clients: int, seed: int, roots: Sequence[Path]) -> F
 
 def read_trace(path: Path) -> tuple[Speeds, Speeds]:
     """Milliseconds per sample and kbit/s of every device in a csv or in FedScale's own pickle."""
-    with path.open("rb") as file:
-        pickled = file.read(1) == b"\x80"  # how every binary pickle begins; FedScale's own file has no suffix
+    try:
+        with path.open("rb") as file:
+            pickled = file.read(1) == b"\x80"  # how every binary pickle begins; FedScale's own file has no suffix
+    except OSError as error:
+        raise DataError(f"the device trace {path} cannot be read: {error.strerror}") from None
     rows = _read_pickle(path) if pickled or path.suffix in {".pkl", ".pickle"} else _read_csv(path)
     if not rows:
         raise DataError(f"the device trace {path} has no devices")
@@ -72,7 +75,7 @@ def read_trace(path: Path) -> tuple[Speeds, Speeds]:
 
 def _read_csv(path: Path) -> list[tuple[str, float, float]]:
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             names = reader.fieldnames or []
             found = [next((n for n in names if n.startswith(key)), None) for key in ("computation", "communication")]
@@ -85,8 +88,8 @@ def _read_csv(path: Path) -> list[tuple[str, float, float]]:
                 (row.get("client_id") or str(line), *(float(row[name]) for name in found))  # type: ignore[misc]
                 for line, row in enumerate(reader, 1)
             ]
-    except (ValueError, TypeError, UnicodeDecodeError) as error:
-        raise DataError(f"the device trace {path} is not a csv of numbers: {error}") from None
+    except (ValueError, TypeError, csv.Error) as error:
+        raise DataError(f"the device trace {path} is not a csv of numbers: {first_line(error)[:200]}") from None
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -105,4 +108,4 @@ def _read_pickle(path: Path) -> list[tuple[str, float, float]]:
             tree = _PlainUnpickler(file).load()
         return [(str(device), float(row["computation"]), float(row["communication"])) for device, row in tree.items()]
     except Exception as error:  # a hostile or truncated pickle can raise anything
-        raise DataError(f"the device trace {path} is not FedScale's pickle: {error}") from None
+        raise DataError(f"the device trace {path} is not FedScale's pickle: {first_line(error)[:200]}") from None

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
-from cpfl.errors import CpflError
+from cpfl.errors import CpflError, printable
 from cpfl.report.reading import MEASURES, find_runs, read
 from cpfl.report.style import FIGURES, Row
 
@@ -131,5 +132,5 @@ def run_list(rows: Iterable[Row]) -> Table:
     texts, formats = ("path", "cohorts", "seed", "state"), {"rounds": ",d", "hours": ".2f", "student_accuracy": ".2f"}
     for row in rows:
         values = ((row[key], formats.get(key, "")) for key in (*texts, *formats))
-        table.add_row(*("–" if value is None else format(value, form) for value, form in values))
+        table.add_row(*(Text("–" if value is None else printable(format(value, form))) for value, form in values))
     return table

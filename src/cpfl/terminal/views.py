@@ -12,7 +12,7 @@ from rich.text import Text
 from cpfl.api import Run
 from cpfl.callbacks import Callback
 from cpfl.distillation.student import EpochRecord
-from cpfl.errors import CpflError
+from cpfl.errors import CpflError, printable
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.settings import Experiment
 from cpfl.sweep import RunProgress, SweepCallback, SweepGrid
@@ -46,11 +46,11 @@ class LiveView:
 
     def on_message(self, text: str) -> None:
         """Print a line."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=not self._live.is_started)
+        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=not self._live.is_started)
 
     def _draw(self) -> Text:
         """All lines, truncated and not wrapped: a line too many would push the view up the screen."""
-        lines = [line if isinstance(line, Text) else Text(line) for line in self._lines()]
+        lines = [line if isinstance(line, Text) else Text(printable(line)) for line in self._lines()]
         for line in lines:
             line.truncate(self._console.width - 1)
         return Text("\n").join(lines)
