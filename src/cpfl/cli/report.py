@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from cpfl.cli.options import AsJson, DataFolder, Device, console, notify, say, show_json
-from cpfl.errors import CpflError
 
 
 def list_runs(
@@ -33,17 +32,22 @@ def list_runs(
 
 def _later(path: Path) -> list[dict[str, Any]]:
     """Rows for the later distillations of a run."""
+    from cpfl.report.reading import READ_ERRORS, check_results, damage
     from cpfl.runs import files
 
     rows = []
-    for file in sorted(path.glob("distillations/*/summary.json")):
+    try:
+        found_files = sorted(path.glob("distillations/*/summary.json"))
+    except OSError:  # the run's own row says why it cannot be read
+        found_files = []
+    for file in found_files:
         row = {**dict.fromkeys(("cohorts", "seed", "rounds", "hours", "student_accuracy")), "path": str(file.parent)}
         try:
             found = files.read_json(file)
-            row |= {key: found[key] for key in row.keys() & found.keys()}
-            rows.append({**row, "state": "distilled again"})
-        except CpflError as error:
-            rows.append({**row, "state": f"damaged: {error}"})
+            check_results(file, found)
+            rows.append({**row, **{key: found[key] for key in row.keys() & found.keys()}, "state": "distilled again"})
+        except READ_ERRORS as error:
+            rows.append({**row, "state": f"damaged: {damage(error)}"})
     return rows
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,9 +130,9 @@ def predict(path: Path, images: Path, distillation: str = "") -> Iterator[dict[s
     shape, names = about["shape"], about.get("class_names")
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(f"{path} was trained on samples of shape {tuple(shape)}: predict takes a folder of images")
-    if not images.exists():
+    if not os.path.exists(images):
         raise DataError(f"there is no file or folder {images}")
-    found = [images] if images.is_file() else sorted(f for f in images.rglob("*") if f.suffix.lower() in SUFFIXES)
+    found = [images] if images.is_file() else sorted(f for f in images.rglob("*") if _is_image(f))
     if not found:
         raise DataError(f"{images} holds no images ({', '.join(SUFFIXES)})")
     for start in range(0, len(found), BATCH):
@@ -143,6 +144,11 @@ def predict(path: Path, images: Path, distillation: str = "") -> Iterator[dict[s
             best = int(row.argmax())
             name = names[best] if names else str(best)
             yield {"image": str(image), "class": best, "name": name, "probability": float(row[best])}
+
+
+def _is_image(path: Path) -> bool:
+    """Whether it is a plain file with an image's name: a pipe would be waited for."""
+    return path.suffix.lower() in SUFFIXES and os.path.isfile(path)
 
 
 def _read(path: Path, shape: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpfl.errors import CpflError
 from cpfl.report import cohort_figures as inside
 from cpfl.report import figures, style, tables
 from cpfl.report.advice import MAX_DROP, Advice, advise
 from cpfl.report.groups import Group, group
-from cpfl.report.reading import RunFacts, read_all, shown
+from cpfl.report.reading import READ_ERRORS, RunFacts, damage, read_all
 
 Tree = dict[str, Any]
 
@@ -22,8 +21,8 @@ def content(paths: Iterable[Path], max_drop: float = MAX_DROP) -> Tree:
         for run in (run for one in group(runs) for run in one.first_seeds):
             try:
                 _ = run.histories, run.evaluations
-            except CpflError as error:
-                bad[run.name] = shown(str(error))
+            except READ_ERRORS as error:
+                bad[run.name] = damage(error)
         if not bad:
             return content_of(runs, damaged, max_drop)
         damaged += bad.items()

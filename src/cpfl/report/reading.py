@@ -3,13 +3,15 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from cpfl.errors import CpflError, DamagedError, RunFolderError
+from pydantic import BaseModel, ConfigDict, Field
+
+from cpfl.errors import CpflError, DamagedError, RunFolderError, one_sentence
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 from cpfl.settings import Experiment
@@ -19,9 +21,66 @@ ACCURACIES = ("teacher_accuracy_mean", "teacher_accuracy_std", "ensemble_accurac
 MEASURES = (*ACCURACIES, "hours", "cpu_hours", "comm_gb", "rounds")
 EVALUATED = ("round", "cpu_hours", "accuracy")  # numbers of every line of evaluations.jsonl
 LONGEST = 2048  # points of a curve: more than a screen is wide
-# What reading a damaged folder may raise; the last four come from valid JSON of another shape.
-READ_ERRORS = (CpflError, KeyError, TypeError, IndexError, AttributeError)
+DEPTH = 2  # levels below a folder at which its runs are found
+# What reading a damaged folder may raise; all but the first two come from valid JSON of another shape.
+READ_ERRORS = (CpflError, OSError, KeyError, TypeError, IndexError, AttributeError, ValueError, ArithmeticError)
 Point = tuple[float, float]  # virtual hours, loss
+
+LARGEST = 1e15  # of any number that is shown
+COUNTED = ("round", "samples", "bytes", "slowest")  # numbers of every record, not negative
+MEASURED = ("clock", "cpu_seconds", "seconds")
+Percent = Annotated[float, Field(ge=0, le=100)]
+Amount = Annotated[float, Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+
+
+class Shape(BaseModel):
+    """Of a part of summary.json that is shown."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class CohortResult(Shape):
+    """An entry of by_cohort."""
+
+    cohort: Count
+    rounds: Count
+    hours: Amount
+    stop: str
+
+
+class Moment(Shape):
+    """When a later distillation took its models."""
+
+    at: str
+    quorum: Annotated[float, Field(gt=0, le=1)]
+
+
+class Results(Shape):
+    """The outcome of a run or of a later distillation."""
+
+    cohorts: Annotated[int, Field(ge=1, le=LARGEST)]
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    teacher_accuracy_mean: Percent
+    teacher_accuracy_std: Percent
+    ensemble_accuracy: Percent
+    student_accuracy: Percent
+    hours: Amount
+    cpu_hours: Amount
+    comm_gb: Amount
+    rounds: Count
+    cut_off: Count
+    teachers: Annotated[list[Count], Field(min_length=1)]
+    repeats: Count = 0
+    wasted_cpu_hours: Amount = 0.0
+    wall_seconds: Amount = 0.0
+    distill_seconds: Amount = 0.0
+
+
+class RunResults(Results):
+    """The outcome of a run, with that of its cohorts."""
+
+    by_cohort: list[CohortResult]
 
 
 class Cohort(NamedTuple):
@@ -62,9 +121,9 @@ class CohortHistory:
         try:
             for line in lines:
                 self._add(line)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # valid JSON of another shape
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:  # valid JSON of another shape
             reason = f"a record is not that of a round: {type(error).__name__} {error}"
-            raise DamagedError(f"{path} is damaged: {reason}") from None
+            raise DamagedError(f"{path} is damaged: {reason[:200]}") from None
         return self
 
     @property
@@ -74,6 +133,9 @@ class CohortHistory:
         return self._points + rest
 
     def _add(self, line: Mapping[str, Any]) -> None:
+        for key in (*COUNTED, *MEASURED):
+            if not (_number(line[key]) and 0 <= line[key] <= LARGEST):
+                raise ValueError(f"{key} is {line[key]!r:.40}")
         self.rounds, self.clock, self.stop = int(line["round"]), float(line["clock"]), str(line["stop"])
         self.last_samples = int(line["samples"])
         self.samples += self.last_samples
@@ -87,6 +149,8 @@ class CohortHistory:
         loss = line["validation"] if line["moving_average"] is None else line["moving_average"]
         if loss is None or not math.isfinite(loss):
             return
+        if not _number(loss) or abs(loss) > LARGEST:
+            raise ValueError(f"a loss is {loss!r:.40}")
         self._last = (self.clock / 3600, float(loss))
         if self._seen % self._stride == 0:
             self._points.append(self._last)
@@ -155,7 +219,8 @@ class RunFacts:
             summary = files.read_json(path)
             settings = summary.get("distillation")
             if isinstance(settings, dict) and own | {key: settings.get(key) for key in ("at", "quorum")} == settings:
-                _check(path, summary)
+                check_results(path, summary)
+                files.check_shape(path, Moment, settings)
                 found.append((summary, settings))
         return [
             Student(s["student_accuracy"], s["hours"], hours(d["at"]) if d["at"] else None, d["quorum"])
@@ -172,18 +237,39 @@ class RunFacts:
 
 def find_runs(root: Path) -> list[Path]:
     """All run folders at or below a folder, at most two levels down."""
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise RunFolderError(f"there is no folder {root}")
-    patterns = ("run.json", "*/run.json", "*/*/run.json")
-    return sorted(path.parent for pattern in patterns for path in root.glob(pattern))
+    return sorted(_runs(root, DEPTH))
+
+
+def _runs(folder: Path, depth: int) -> Iterator[Path]:
+    """Run folders, and folders that cannot be read: they may be runs."""
+    try:
+        (folder / "run.json").stat()
+        yield folder
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError:
+        yield folder
+    if depth:
+        try:
+            below = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+        except OSError:  # it vanished, or it is one that was named already
+            below = []
+        for name in below:
+            yield from _runs(folder / name, depth - 1)
 
 
 def read(path: Path) -> RunFacts:
     """One run folder."""
+    os.stat(path / "run.json")  # which says why it cannot be read
     folder = RunFolder.open(path)
+    if not (path / "experiment.toml").is_file():
+        raise DamagedError(f"{path / 'experiment.toml'} is missing")
     run = RunFacts(folder, folder.experiment(), folder.about(), folder.summary())
     if run.summary is not None:
-        _check(path / "summary.json", run.summary)
+        check_results(path / "summary.json", run.summary)
+        files.check_shape(path / "summary.json", RunResults, run.summary)
     _check_published(path / "run.json", run.about.get("published"))
     return run
 
@@ -203,8 +289,10 @@ def read_all(paths: Iterable[Path]) -> tuple[list[RunFacts], list[tuple[str, str
 
 def damage(error: Exception) -> str:
     """What is wrong with a folder, for a page."""
+    if isinstance(error, OSError):
+        return shown(f"cannot read {error.filename}: {error.strerror}")
     known = isinstance(error, CpflError)
-    return shown(str(error) if known else f"a file in it is damaged: {type(error).__name__} {error}")
+    return shown(one_sentence(error if known else f"a file in it is damaged: {type(error).__name__} {error}"))
 
 
 def shown(path: Path | str) -> str:
@@ -222,11 +310,17 @@ def _check_published(path: Path, carried: Any) -> None:
         raise DamagedError(f"{path} is damaged: published is not of the form by_n = [{{n, …}}], at = [{{n, …}}]")
 
 
-def _check(path: Path, summary: Mapping[str, Any]) -> None:
+def check_results(path: Path, summary: Mapping[str, Any]) -> None:
+    """Refuse an outcome that could not be shown: another type, or a number out of its range."""
     for key in (*MEASURES, "cohorts", "seed", "cut_off"):
-        if not _finite(summary.get(key)):
-            raise DamagedError(f"{path} is damaged: {key} is {summary.get(key)!r}, not a number")
+        if not _number(summary.get(key)) or not math.isfinite(summary[key]):
+            raise DamagedError(f"{path} is damaged: {key} is {summary.get(key)!r:.80}, not a number")
+    files.check_shape(path, Results, summary)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return _number(value) and abs(value) <= LARGEST

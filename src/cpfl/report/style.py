@@ -1,6 +1,6 @@
 """The look of every figure: palette, sizes, parts that Vega-Lite specifications share, and the formats of the files."""
 
-import tempfile
+import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
@@ -9,12 +9,15 @@ from typing import Any
 
 import vl_convert
 
+from cpfl.errors import RunFolderError
 from cpfl.runs import files
+from cpfl.scratch import scratch_folder
 
 # Okabe and Ito's colours, safe for colour-blind readers; grey instead of black, which is invisible on a dark page.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8AE1E")
 BLUE, ORANGE, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[6]
 WIDTH, HEIGHT = 560, 300
+HANDLES = 32  # files that Vega may open
 PLAIN = ",.6~g"  # numbers on an axis: no powers of ten, no needless zeros; as in figures.toml
 TYPES = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
 Spec = dict[str, Any]
@@ -105,6 +108,7 @@ def tips(**fields: str | Sequence[str]) -> list[Spec]:
 
 def save(spec: Spec, path: Path) -> Path:
     """Write a figure in the format of its file name; HTML is a page that opens offline."""
+    check_open_files()
     if path.suffix == ".html":
         content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
     else:
@@ -115,11 +119,27 @@ def save(spec: Spec, path: Path) -> Path:
 
 def save_all(specs: Mapping[str, Spec], folder: Path) -> list[Path]:
     """Write figures in every format, all or none; Vega draws each once."""
-    with files.explained(folder), tempfile.TemporaryDirectory(prefix=".drawing-", dir=folder) as temporary:
+    check_open_files()
+    with files.explained(folder), scratch_folder(folder, ".drawing-") as temporary:
         drawn = []
         for name, spec in specs.items():
             svg = vl_convert.vegalite_to_svg(spec)
             for suffix, convert in CONVERT.items():
-                drawn.append(Path(temporary, f"{name}.{suffix}"))
+                drawn.append(temporary / f"{name}.{suffix}")
                 drawn[-1].write_bytes(convert(svg))
         return [path.replace(folder / path.name) for path in drawn]
+
+
+def check_open_files() -> None:
+    """Refuse to draw where Vega could not open what it needs: it would end in a panic."""
+    handles: list[int] = []
+    try:
+        for _ in range(HANDLES):
+            handles.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise RunFolderError(
+            f"figures cannot be drawn: {error.strerror}; {HANDLES} more than are open now are needed (ulimit -n)"
+        ) from None
+    finally:
+        for handle in handles:
+            os.close(handle)

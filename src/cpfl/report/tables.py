@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from cpfl.errors import CpflError, printable
-from cpfl.report.reading import MEASURES, find_runs, read
+from cpfl.errors import printable
+from cpfl.report.reading import MEASURES, READ_ERRORS, damage, find_runs, read
 from cpfl.report.style import FIGURES, Row
 
 WIDE = 108  # characters of a terminal that shows every column
@@ -116,8 +116,8 @@ def overview(folder: Path) -> list[dict[str, Any]]:
                 "hours": max(history.clock for history in run.histories) / 3600,
                 "student_accuracy": run.summary["student_accuracy"] if run.summary else None,
             }
-        except CpflError as error:
-            row["state"] = f"damaged: {error}"
+        except READ_ERRORS as error:
+            row = dict.fromkeys(LISTED) | {"path": str(path), "state": f"damaged: {damage(error)}"}
         rows.append(row)
     return rows
 

@@ -63,6 +63,7 @@ def report(*folders: str | Path, out: str | Path | None = None, max_drop: float 
     where = Path(out) if out is not None else Path(folders[0])
     with files.explained(where):
         (where / FIGURES).mkdir(parents=True, exist_ok=True)
+    style.check_open_files()
     with Popen([sys.executable, "-c", VEGA], stdout=PIPE, stderr=DEVNULL, encoding="utf-8") as other:
         tree = content(paths, max_drop)
         drawn = style.save_all({figure["id"]: figure["spec"] for figure in all_figures(tree)}, where / FIGURES)
