@@ -72,9 +72,10 @@ def main() -> None:
     except BrokenPipeError:  # as in cpfl list | head -1: nobody reads any more
         code = streams.CLOSED
     except OSError as error:
-        if error.errno not in streams.REASONS:
+        sentence = streams.explain(error)
+        if sentence is None:
             raise
-        _end(f"{streams.REASONS[error.errno]}: {error.strerror}", 2)
+        _end(sentence, 2)
     if code == INTERRUPTED:  # typer turns Ctrl-C into this code and prints nothing
         _end("interrupted; what was written is kept: cpfl list shows it, cpfl resume DIR continues it", INTERRUPTED)
     streams.discard()

@@ -10,6 +10,17 @@ import sys
 # Where the encoding lacks a character of ours.
 PLAIN = {"±": "+-", "–": "-", "…": "...", "·": "-", "×": "x", "α": "alpha", "δ": "delta", "ε": "epsilon", "μ": "mu"}
 CLOSED = 1  # the exit code where nobody reads the output any more; rich and click take it, too
+# What the machine refuses to do with a file that the user named; anything else is a bug of ours.
+REFUSED = {
+    errno.ENAMETOOLONG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ELOOP,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+}
 REASONS = {
     errno.ENOSPC: "cannot write the output",
     errno.EIO: "cannot write the output",
@@ -27,6 +38,13 @@ def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("cpfl", _in_plain_letters)
+
+
+def explain(error: OSError) -> str | None:
+    """An error of the machine in one sentence; None: it is none that a user can do something about."""
+    if error.filename is not None and error.errno in REFUSED:
+        return f"cannot use {os.fsdecode(error.filename)}: {error.strerror}"
+    return f"{REASONS[error.errno]}: {error.strerror}" if error.errno in REASONS else None
 
 
 def prepare() -> None:

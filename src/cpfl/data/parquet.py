@@ -140,7 +140,7 @@ def _check_unpacked(files: Sequence[Path]) -> None:
 
 @contextmanager
 def _opened(file: Path, unrepeated: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-    """A file; values of the `unrepeated` columns are in memory once, however many rows have them."""
+    """A file; values of the `unrepeated` columns of text are in memory once, however many rows have them."""
     try:
         with pq.ParquetFile(file, read_dictionary=list(unrepeated)) as opened:
             yield opened
@@ -152,8 +152,11 @@ def _read_columns(files: Sequence[Path], names: Sequence[str]) -> pa.Table:
     """These columns of all files; a file without any of them is left out."""
     tables = []
     for file in files:
-        with _opened(file, names) as opened:
-            if not names or set(names) & set(opened.schema_arrow.names):
+        with _opened(file) as opened:
+            schema = opened.schema_arrow
+        text = [field.name for field in schema if field.name in names and pa.types.is_string(field.type)]
+        with _opened(file, text) as opened:
+            if not names or set(names) & set(schema.names):
                 tables.append(opened.read(columns=list(names)))
     try:
         return pa.concat_tables(tables, promote_options="permissive")

@@ -253,7 +253,7 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
         yield folder
     if depth:
         try:
-            below = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+            below = [name for name in os.listdir(folder) if os.path.isdir(folder / name)]
         except OSError:  # it vanished, or it is one that was named already
             below = []
         for name in below:
