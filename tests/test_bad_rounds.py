@@ -34,7 +34,7 @@ REFUSED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("devices.crash_rate=1",): ("devices.crash_rate = 1", "less than 1"),
     ("devices.availability=sometimes",): ("devices.availability = 'sometimes'", "fedscale, synthetic or always"),
     ("devices.availability=fedscale",): ("devices.availability = 'fedscale'", "client_behave_trace"),
-    ("devices.online_hours=0",): ("devices.online_hours = 0", "greater than 0"),
+    ("devices.online_hours=0",): ("devices.online_hours = 0", "greater than or equal to 0.01"),
 }
 
 

@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-LONGEST = 480  # characters of an error on the screen
+LONGEST = 480  # characters of a sentence
 # Control characters, lone surrogates, and marks that change the direction of text.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class CpflError(Exception):
     """A user's mistake, explained in one sentence."""
+
+    def __str__(self) -> str:
+        """Of a sentence that quotes too much, its beginning and its end."""
+        return shortened(super().__str__(), LONGEST)
 
 
 class SettingError(CpflError):
@@ -90,7 +94,18 @@ def printable(text: str) -> str:
 
 def one_sentence(error: Exception | str) -> str:
     """An error as one printable line of bounded length: the names in it may be of any length."""
-    text = printable(" ".join(str(error).split("\n")).replace("\t", " "))
-    if len(text) <= LONGEST:
-        return text
-    return f"{text[: LONGEST * 2 // 3]} … {text[-(LONGEST // 3 - 3) :]}"
+    return shortened(printable(str(error)).replace("\t", " "), LONGEST)
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text in one line of at most so many characters, without its middle if it has more."""
+    text = " ".join(text.splitlines()) if len(text.splitlines()) > 1 else text
+    return text if len(text) <= longest else f"{text[: longest * 2 // 3]} … {text[3 - longest // 3 :]}"
+
+
+def quoted(value: object, longest: int = 120) -> str:
+    """A value as a sentence quotes it: as Python writes it, shortened."""
+    try:
+        return shortened(repr(value), longest)
+    except (ValueError, RecursionError):  # a whole number of 5,000 digits, or lists a thousand deep
+        return "a value that is too large to be shown"

@@ -48,7 +48,8 @@ def _seconds(task: Task, device: torch.device) -> tuple[float, float]:
     experiment, data, distillation = task.experiment, task.data, task.experiment.distillation
     module = models.fresh(task.build, experiment.seed, "init", data.transform.dtype).to(device).eval()
     with models.threads(1):  # as engines do
-        step = _timed(task, module, device, experiment.federation.batch_size)
+        largest = local_training.largest_batch(experiment.federation, int(data.clients.training_sizes.max()))
+        step = _timed(task, module, device, largest)
     batch = min(distillation.batch_size, len(data.public), 64)
     per_sample = _timed(task, module, device, batch) / batch
     teachers = experiment.cohorts if experiment.cohorts > 1 else 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast, get_type_hints
 
-from cpfl.errors import CpflError, SettingError, first_line
+from cpfl.errors import CpflError, SettingError, first_line, quoted, shortened
 
 Base = TypeVar("Base")
 NEEDED = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
@@ -24,7 +24,7 @@ class ArgumentError(ValueError):
 def require(name: str, value: object, allowed: bool, needed: str) -> None:
     """Refuse an argument of a constructor: `require("mu", mu, mu >= 0, "0 or more")`."""
     if not allowed:
-        raise ArgumentError(f"{name} = {value!r} is not allowed: {needed}")
+        raise ArgumentError(f"{name} = {quoted(value)} is not allowed: {needed}")
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -55,7 +55,7 @@ class Registry(Generic[Base]):
         """The name; one that is neither known nor a class's is refused."""
         if name not in self._built_in and not all(name.partition(":")):
             known = f"Known: {', '.join(self.names)}, or module:Class"
-            raise SettingError(f"{self.key} = {name!r} is unknown; {did_you_mean(name, self.names)}{known}")
+            raise SettingError(f"{self.key} = {quoted(name)} is unknown; {did_you_mean(name, self.names)}{known}")
         return name
 
     def find(self, name: str) -> type[Base]:
@@ -65,9 +65,9 @@ class Registry(Generic[Base]):
         try:
             found = load(self._built_in.get(name, name))
         except Exception as error:  # a user's module can fail in any way
-            raise SettingError(f"{self.key} = {name!r} cannot be loaded: {first_line(error)}") from None
+            raise SettingError(f"{self.key} = {quoted(name)} cannot be loaded: {first_line(error)}") from None
         if not (isinstance(found, type) and issubclass(found, base)) or (found is base and name not in self.names):
-            raise SettingError(f"{self.key} = {name!r} is no subclass of cpfl.{base.__name__}")
+            raise SettingError(f"{self.key} = {quoted(name)} is no subclass of cpfl.{base.__name__}")
         return cast("type[Base]", found)
 
     def build(self, name: str, args: Mapping[str, Any], *given: object) -> Base:
@@ -82,24 +82,28 @@ class Registry(Generic[Base]):
         except ArgumentError as error:
             raise SettingError(f"{self._args_key}.{error}") from None
         except Exception as error:  # a user's class can fail in any way
-            what = f" does not take {self._args_key} = {dict(args)}" if args else " cannot be made"
-            raise SettingError(f"{self.key} = {name!r}{what}: {first_line(error)}") from None
+            what = f" does not take {self._args_key} = {quoted(dict(args))}" if args else " cannot be made"
+            raise SettingError(f"{self.key} = {quoted(name)}{what}: {first_line(error)}") from None
 
     def _argument_problem(self, name: str, kind: type, args: Mapping[str, Any], given: int) -> str:
         """The first argument that is wrong by the signature of the class, in one sentence; empty: none is."""
-        subject, key, parameters = f"{self.key} = {name!r}", self._args_key, inspect.signature(kind).parameters.values()
+        subject, key, parameters = (
+            f"{self.key} = {quoted(name)}",
+            self._args_key,
+            inspect.signature(kind).parameters.values(),
+        )
         known = {one.name: one for one in list(parameters)[given:] if one.kind in NAMED}
         takes = f"known: {', '.join(known)}" if known else "it takes no arguments"
         if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
             for word in [word for word in args if word not in known]:
-                return f"{subject} does not take {key}.{word}; {did_you_mean(word, known)}{takes}"
+                return f"{subject} does not take {key}.{shortened(word, 80)}; {did_you_mean(word, known)}{takes}"
         for word, one in known.items():
             if one.default is inspect.Parameter.empty and word not in args:
                 return f"{subject} needs {key}.{word}; {takes}"
         types = _plain_types(kind) if args else {}
         for word, value in args.items():
             if word in types and not _has_type(value, types[word]):
-                return f"{key}.{word} = {value!r} is not allowed: {NEEDED[types[word]]} is needed"
+                return f"{key}.{word} = {quoted(value)} is not allowed: {NEEDED[types[word]]} is needed"
         return ""
 
 

@@ -14,6 +14,7 @@ from cpfl.cohorts.base import EMPTY, ClientView, CohortAssignment, Floats, Index
 from cpfl.errors import SettingError
 from cpfl.randomness import stream
 from cpfl.registry import require
+from cpfl.settings.types import MOST
 
 Cost = Callable[[Floats, Floats, Floats], Floats]
 """(sums of features (…, F), sizes (…), longest (…)) -> cost of each cohort (…)."""
@@ -81,8 +82,8 @@ class MultiObjective(CohortAssignment):
     needs = ("labels", "seconds")
 
     def __init__(self, skew_weight: float = 1.0, speed_weight: float = 1.0) -> None:
-        require("skew_weight", skew_weight, 0 <= skew_weight < np.inf, "0 or more")
-        require("speed_weight", speed_weight, 0 <= speed_weight < np.inf, "0 or more")
+        require("skew_weight", skew_weight, 0 <= skew_weight <= MOST, f"0 or more, at most {MOST:,}")
+        require("speed_weight", speed_weight, 0 <= speed_weight <= MOST, f"0 or more, at most {MOST:,}")
         if not (skew_weight or speed_weight):
             raise SettingError(
                 "assignment.rule = 'multi-objective' needs rule_args.skew_weight or rule_args.speed_weight above 0"

@@ -80,6 +80,12 @@ def split(experiment: Experiment, train: Samples) -> Clients:
         case "iid":
             owner = dealt(stream(seed, "split").permutation(len(train)), np.arange(clients), clients)
         case "shards":
+            if clients * data.shards > len(train):
+                most = len(train) // clients
+                raise DataError(
+                    f"data.shards = {data.shards} for each of clients = {clients} is more than the {len(train)} "
+                    f"training samples: 1 to {most}"
+                )
             order = stream(seed, "split").permutation(clients * data.shards)
             owner = dealt(np.argsort(train.y, kind="stable"), np.argsort(order) // data.shards, len(order))
         case "column":

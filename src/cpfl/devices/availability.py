@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpfl.errors import DataError, first_line
+from cpfl.errors import DataError, first_line, quoted
 from cpfl.randomness import stream
 from cpfl.settings import Devices
 
@@ -198,8 +198,8 @@ def find_trace(key: str, name: str, roots: Sequence[Path], patterns: Sequence[st
     """The file of a trace that a setting names: a path, or "fedscale" for the first match in the data folders."""
     if name != "fedscale":
         path = Path(os.path.expanduser(name))
-        if not os.path.isfile(path):
-            raise DataError(f"{key} = {name!r} is no file; give {allowed}")
+        if not os.path.isfile(path):  # Path.is_file raises an error for a name that is too long
+            raise DataError(f"{key} = {quoted(name)} is no file; give {allowed}")
         return path
     for root in roots:
         for pattern in patterns:

@@ -1,7 +1,6 @@
 """How fast every client is: device traces, a synthetic fleet, fixed speeds."""
 
 import csv
-import math
 import pickle
 import tomllib
 from collections.abc import Sequence
@@ -17,8 +16,10 @@ from cpfl.devices.availability import Availability, find_trace
 from cpfl.errors import DataError, first_line
 from cpfl.randomness import stream
 from cpfl.settings import Devices
+from cpfl.settings.types import MOST
 
 Speeds = NDArray[np.float64]
+LEAST = {"computation": 1e-6, "communication": 1e-3}  # as devices.compute_ms and devices.network_kbps
 FEDSCALE_FILES = ("client_device_capacity*.csv", "client_device_capacity*.pkl", "client_device_capacity")
 
 
@@ -66,9 +67,10 @@ def read_trace(path: Path) -> tuple[Speeds, Speeds]:
     if not rows:
         raise DataError(f"the device trace {path} has no devices")
     for device, *speeds in rows:
-        for key, value in zip(("computation", "communication"), speeds, strict=True):
-            if not (value > 0 and math.isfinite(value)):
-                raise DataError(f"device {device} of the trace {path} has {key} = {value}: it must be above 0")
+        for (key, least), value in zip(LEAST.items(), speeds, strict=True):
+            if not least <= value <= MOST:
+                allowed = f"it must be above 0, {least:g} to {MOST:,}"
+                raise DataError(f"device {device} of the trace {path} has {key} = {value}: {allowed}")
     _, compute_ms, network_kbps = zip(*rows, strict=True)
     return np.array(compute_ms), np.array(network_kbps)
 

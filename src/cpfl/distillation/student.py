@@ -44,7 +44,7 @@ def train_student(
 ) -> list[EpochRecord]:
     """Adam on the public samples, epoch after epoch, each in its own order; the records of all epochs."""
     device, seed, samples = next(student.parameters()).device, task.experiment.seed, len(task.data.public)
-    step = Step(student, views, loss, settings, precision)
+    step = Step(student, views, loss, settings, precision, min(settings.batch_size, samples))
     steps = settings.epochs * math.ceil(samples / settings.batch_size)
     done, records = 0, list[EpochRecord]()
     for epoch in range(settings.epochs):
@@ -122,7 +122,13 @@ class Step:
     """One step of the student on a batch; on a GPU a graph from the fourth on, except for a short last batch."""
 
     def __init__(
-        self, student: nn.Module, views: Views, loss: DistillationLoss, settings: Distillation, precision: Precision
+        self,
+        student: nn.Module,
+        views: Views,
+        loss: DistillationLoss,
+        settings: Distillation,
+        precision: Precision,
+        batch: int,  # samples of a whole batch
     ) -> None:
         device = next(student.parameters()).device
         self._student, self._views, self._loss, self._precision = student, views, loss, precision
@@ -131,7 +137,7 @@ class Step:
         if self._on_gpu:  # a captured graph reads the rate where it lies
             self._optimizer = torch.optim.Adam(student.parameters(), settings.lr, capturable=True)
             self._lr = self._optimizer.param_groups[0]["lr"] = torch.tensor(settings.lr, device=device)
-        self._rows = torch.zeros(settings.batch_size, dtype=torch.int64, device=device)
+        self._rows = torch.zeros(batch, dtype=torch.int64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._done = 0
         self.total = torch.zeros((), device=device)  # of the epoch: loss times samples

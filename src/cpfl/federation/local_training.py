@@ -11,6 +11,7 @@ from cpfl.data.transform import AugmentationPlan, draw_augmentation
 from cpfl.randomness import stream
 from cpfl.registry import Registry, require
 from cpfl.settings import Federation
+from cpfl.settings.types import MOST
 
 
 def steps(federation: Federation, samples: int) -> int:
@@ -25,9 +26,14 @@ def all_steps(federation: Federation, samples_M: NDArray[np.int64]) -> NDArray[n
     return federation.local_epochs * -(-samples_M // federation.batch_size)
 
 
+def largest_batch(federation: Federation, samples: int) -> int:
+    """Samples in the largest mini-batch of a client that holds so many: batch_size may be more than anybody has."""
+    return min(samples, federation.batch_size)
+
+
 def samples_in_steps(federation: Federation, held: int, steps: int) -> int:
     """Samples in a client's first so many steps: only the last batch of an epoch may be short."""
-    size = min(held, federation.batch_size)
+    size = largest_batch(federation, held)
     if federation.local_steps:
         return steps * size
     epochs, rest = divmod(steps, -(-held // federation.batch_size))
@@ -64,7 +70,7 @@ class Step(LRSchedule):
     """Every `rounds` rounds the rate is multiplied by `factor`, until the part `floor` of it is left."""
 
     def __init__(self, rounds: int, factor: float = 0.5, floor: float = 0.01) -> None:
-        require("rounds", rounds, rounds >= 1, "1 or more")
+        require("rounds", rounds, 1 <= rounds <= MOST, f"1 or more, at most {MOST:,}")
         require("factor", factor, 0 < factor <= 1, "above 0, at most 1")
         require("floor", floor, 0 < floor <= 1, "above 0, at most 1")
         self.rounds, self.factor, self.floor = rounds, factor, floor
@@ -77,7 +83,7 @@ class Cosine(LRSchedule):
     """Loshchilov & Hutter 2017 (SGDR), equation 5, without restarts: down to the part `floor` in `rounds` rounds."""
 
     def __init__(self, rounds: int, floor: float = 0.01) -> None:
-        require("rounds", rounds, rounds >= 1, "1 or more")
+        require("rounds", rounds, 1 <= rounds <= MOST, f"1 or more, at most {MOST:,}")
         require("floor", floor, 0 < floor <= 1, "above 0, at most 1")
         self.rounds, self.floor = rounds, floor
 

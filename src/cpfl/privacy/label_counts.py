@@ -83,7 +83,7 @@ def client_noise(privacy: Privacy, clients: int, size: int, source: random.Rando
 def deviation(epsilon: float, delta: float) -> float:
     """The σ of the whole noise that gives (ε, δ) privacy."""
     log = math.log(1 / delta)
-    return 1 / math.sqrt(2) / (math.sqrt(log + epsilon) - math.sqrt(log))
+    return (math.sqrt(log + epsilon) + math.sqrt(log)) / math.sqrt(2) / epsilon  # no difference of nearly equal roots
 
 
 def _discrete_gaussian(variance: Fraction, source: random.Random) -> int:

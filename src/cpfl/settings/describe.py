@@ -88,6 +88,17 @@ def as_text(default: Any) -> str:
     return "none" if default is None else json.dumps(default, ensure_ascii=False)
 
 
+def _allowed(tree: dict[str, Any]) -> str:
+    """The range of a number, in words; empty: there is none."""
+    found = ", ".join(text.format(_number(tree[limit])) for limit, text in _LIMITS.items() if limit in tree)
+    smallest = [one["minimum"] for one in tree.get("anyOf", ()) if "minimum" in one]
+    return found.replace("0 or more", f"0, or {_number(smallest[0])} or more", 1) if smallest else found
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
 def _info(key: str, tree: dict[str, Any]) -> SettingInfo:
     """A setting from its part of the JSON schema."""
     named = [one for one in vars(choices).values() if isinstance(one, Registry) and one.key == key]
@@ -97,7 +108,7 @@ def _info(key: str, tree: dict[str, Any]) -> SettingInfo:
         name, allowed = "choice", ", ".join(tree["enum"])
     else:
         name = _TYPES[tree["type"] if "type" in tree else tree["anyOf"][0]["type"]]
-        allowed = ", ".join(text.format(tree[limit]) for limit, text in _LIMITS.items() if limit in tree)
+        allowed = _allowed(tree)
     default = fields()[key].get_default(call_default_factory=True)
     doc, effect = " ".join(tree["description"].split()), "; ".join(conditions(key))
     return SettingInfo(key, name, default, allowed, effect, doc)

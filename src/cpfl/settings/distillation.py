@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from cpfl.settings.choices import DISTILLATION_LOSSES, TEACHER_AGGREGATIONS, TEACHER_WEIGHTS
-from cpfl.settings.types import Args, Count, Fraction, Positive, Section, Share, When, hours
+from cpfl.settings.types import Args, Count, Fraction, LearningRate, NoBool, Section, Share, When, hours
 
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {
@@ -15,6 +15,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """What a recipe sets; the one that is missing here, cpfl, is the default of every setting."""
+Temperature = Annotated[float, Field(ge=1e-3, le=1000, allow_inf_nan=False), NoBool]
 _AUGMENTED = When("augment != none", "data.augment != none or augment = cutmix | crop-flip | flip")
 
 
@@ -47,13 +48,13 @@ class Distillation(Section):
     """The student's loss: kl, mse, l1 (the paper), or a class of yours as "module:Class"."""
     loss_args: Args = Field(default_factory=dict)
     """Keyword arguments of a class of yours."""
-    temperature: Annotated[Positive, When("aggregation != logits | log-probabilities or loss != mse | l1")] = 1.0
+    temperature: Annotated[Temperature, When("aggregation != logits | log-probabilities or loss != mse | l1")] = 1.0
     """Softmax temperature of the probabilities and of the loss kl."""
     epochs: Count = 100
     """Passes of the student over the public set."""
     batch_size: Count = 512
     """Public samples of a mini-batch."""
-    lr: Positive = 0.004
+    lr: LearningRate = 0.004
     """Adam's learning rate; with one-cycle its maximum."""
     lr_schedule: Literal["one-cycle", "constant"] = "one-cycle"
     """one-cycle: lr rises for a fifth of the steps and then falls along a cosine."""

@@ -3,17 +3,18 @@
 The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`. `cpfl settings` lists them.
 """
 
+import math
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from cpfl.errors import SettingError
+from cpfl.errors import SettingError, quoted, shortened
 from cpfl.registry import did_you_mean
 from cpfl.settings.distillation import Distillation
 from cpfl.settings.sections import Assignment, Data, Devices, Federation, Model, Privacy, Stopping
-from cpfl.settings.types import Count, NotNegative, OptionalCount, Section, interval
+from cpfl.settings.types import Count, NoBool, NotNegative, Section, interval
 
 GIVEN = "(given)"
 """Stands in a stored experiment for a model or arrays that were given in Python."""
@@ -22,13 +23,13 @@ GIVEN = "(given)"
 class Experiment(Section):
     """One experiment, whole."""
 
-    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] = "experiment"
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=100)] = "experiment"
     """Part of the names of run folders."""
     cohorts: Count = 4
     """Number of cohorts n: 1 is plain federated learning, as many as clients is one-shot FedKD."""
     clients: Count = 40
     """Number of clients M."""
-    seed: OptionalCount = 90
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1), NoBool] = 90
     """Seed of every random choice; the authors' seeds are 90 to 94."""
     max_rounds: Count = 5000
     """Rounds of a cohort after which it stops at the latest."""
@@ -66,9 +67,28 @@ class Experiment(Section):
         if self.cohorts > self.clients:
             raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
         for name in self.model.by_cohort:
-            if not (name.isascii() and name.isdigit() and str(int(name)) == name and int(name) < self.cohorts):
-                raise ValueError(f"model.by_cohort names cohort {name!r}: cohorts are 0 to {self.cohorts - 1}")
+            if not (
+                name.isascii()
+                and name.isdigit()
+                and len(name) < 10
+                and str(int(name)) == name
+                and int(name) < self.cohorts
+            ):
+                raise ValueError(f"model.by_cohort names cohort {quoted(name)}: cohorts are 0 to {self.cohorts - 1}")
+        for key in fields():
+            section, _, leaf = key.partition(".")
+            args = getattr(getattr(self, section), leaf) if leaf else None
+            for name, value in args.items() if isinstance(args, dict) else ():
+                if not _finite(value):
+                    raise ValueError(f"{key}.{name} = {quoted(value)} is not allowed: a finite number is needed")
         return self
+
+
+def _finite(value: Any) -> bool:
+    """Whether all numbers in a value are finite: JSON has no others."""
+    if isinstance(value, dict | list | tuple):
+        return all(map(_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 @cache
@@ -88,7 +108,8 @@ def unknown_key(key: str) -> str:
     same_leaf = [k for k in known if k.split(".")[-1] == key.split(".")[-1]]
     hint = did_you_mean(key, same_leaf or known, 0.5).strip() or (f"did you mean {same_leaf[0]}?" if same_leaf else "")
     siblings = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]] or known
-    return f"there is no setting {key}; {hint or 'known here: ' + ', '.join(siblings)}"
+    shown = shortened(key, 80) if key.isprintable() else quoted(key, 80)
+    return f"there is no setting {shown}; {hint or 'known here: ' + shortened(', '.join(siblings), 300)}"
 
 
 def sentence(error: ValidationError) -> str:
@@ -102,4 +123,4 @@ def sentence(error: ValidationError) -> str:
         return f"{key}: {message}" if key and not message.startswith(f"{key}.") else message
     if first["type"] == "model_type":
         message = "a table of settings is needed"
-    return f"{key} = {first['input']!r} is not allowed: {message[0].lower()}{message[1:]}"
+    return f"{key or 'a key'} = {quoted(first['input'])} is not allowed: {message[0].lower()}{message[1:]}"

@@ -1,6 +1,7 @@
 """Experiments as text: presets, TOML files and `key=value` words."""
 
 import json
+import os
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -8,12 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cpfl.errors import SettingError
+from cpfl.errors import SettingError, first_line, quoted
 from cpfl.registry import did_you_mean
 from cpfl.settings import effects
 from cpfl.settings.distillation import RECIPES
 from cpfl.settings.experiment import Experiment, fields, unknown_key
-from cpfl.settings.types import Section
+from cpfl.settings.types import Section, is_text
 
 _ARGS_OF = ("client", "server", "selection", "lr_schedule", "rule", "aggregation", "weights", "loss")
 
@@ -43,11 +44,13 @@ def read_stored(path: Path) -> Experiment:
 
 def _read(source: str | Path) -> dict[str, Any]:
     text = str(source)
-    if not text.endswith(".toml") and not Path(text).is_file():
+    if "\0" in text:
+        raise SettingError(f"{quoted(text)} is neither a preset nor the name of a file")
+    if not text.endswith(".toml") and not os.path.isfile(text):
         if text not in presets():
             hint = did_you_mean(text, presets())
             raise SettingError(
-                f"no preset is called {text!r}; {hint}Presets: {', '.join(presets())}; or give a .toml file"
+                f"no preset is called {quoted(text)}; {hint}Presets: {', '.join(presets())}; or give a .toml file"
             )
         return tomllib.loads(resources.files("cpfl.presets").joinpath(f"{text}.toml").read_text())
     try:
@@ -57,7 +60,9 @@ def _read(source: str | Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise SettingError(f"{text} is not valid TOML: it is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{text} is not valid TOML: {error}") from None
+        raise SettingError(f"{text} is not valid TOML: {first_line(error)}") from None
+    except (ValueError, RecursionError):  # a number of 5,000 digits, a thousand brackets
+        raise SettingError(f"{text} is not valid TOML: its numbers are too long or its tables too deep") from None
 
 
 def presets() -> list[str]:
@@ -72,7 +77,7 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         key, sign, text = pair.partition("=")
         if not sign or not key.strip():
-            raise SettingError(f"a setting is given as key=value, not {pair!r}")
+            raise SettingError(f"a setting is given as key=value, not {quoted(pair)}")
         settings[key.strip()] = _value(text.strip())
     return settings
 
@@ -85,14 +90,14 @@ def _changed(tree: dict[str, Any], settings: Mapping[str, Any], strict: bool, fr
     Settings that only belonged to what is replaced go: those of another recipe, the arguments of another algorithm, and
     whatever has no effect any more.
     """
-    distillation = tree.get("distillation", {})
+    distillation = _table(tree, "distillation")
     if settings.get("distillation.recipe", ...) not in (..., distillation.get("recipe", "cpfl")):
         for key in RECIPES["paper"]:
             distillation.pop(key, None)
     for key, value in settings.items():
         section, _, leaf = key.rpartition(".")
-        if leaf in _ARGS_OF and value != tree.get(section, {}).get(leaf, ...):
-            tree.get(section, {}).pop(f"{leaf}_args", None)
+        if leaf in _ARGS_OF and value != _table(tree, section).get(leaf, ...):
+            _table(tree, section).pop(f"{leaf}_args", None)
     for key, value in settings.items():
         _put(tree, key, value)
     changed = Experiment(**tree)
@@ -106,9 +111,17 @@ def _changed(tree: dict[str, Any], settings: Mapping[str, Any], strict: bool, fr
     return pruned
 
 
+def _table(tree: dict[str, Any], section: str) -> dict[str, Any]:
+    """A section; an empty one if there is none, or something else in its place, which is refused later."""
+    found = tree.get(section)
+    return found if isinstance(found, dict) else {}
+
+
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key, which may lie within a table such as federation.client_args."""
     *path, last = key.split(".")
+    if not is_text(key):
+        raise SettingError(unknown_key(key))
     if path:
         table = fields().get(".".join(path[:2]))
         kind = table.annotation if table else None
@@ -151,14 +164,17 @@ def parse_list(text: str) -> list[Any]:
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"v = {text}")["v"]
+        tree = tomllib.loads(f"v = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except (ValueError, RecursionError):  # a number of 5,000 digits, a thousand brackets
+        raise SettingError(f"{quoted(text)} is no value: its number is too long or its lists too deep") from None
+    return tree["v"] if set(tree) == {"v"} else text  # a line break would begin another key
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)} = {_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML does not take as it is

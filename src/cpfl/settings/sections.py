@@ -6,18 +6,25 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cpfl.settings.choices import ASSIGNMENT_RULES, CLIENT_OPTIMIZERS, SELECTIONS, SERVER_OPTIMIZERS, STOPPING_RULES
 from cpfl.settings.types import (
+    MOST,
     Args,
     Count,
     Fraction,
+    LearningRate,
     NoBool,
+    Norm,
     NotNegative,
     Number,
     OptionalCount,
-    Positive,
     Section,
     Share,
     When,
+    optional,
 )
+
+Milliseconds = Annotated[float, Field(ge=1e-6, le=MOST, allow_inf_nan=False), NoBool]
+Kilobits = Annotated[float, Field(ge=1e-3, le=MOST, allow_inf_nan=False), NoBool]
+Hours = Annotated[float, Field(ge=0.01, le=MOST, allow_inf_nan=False), NoBool]
 
 
 class Data(Section):
@@ -31,7 +38,7 @@ class Data(Section):
     """Splits of the public set to use, such as ["train", "extra"]; empty: the set's usual ones."""
     split: Literal["dirichlet", "iid", "column", "shards"] = "dirichlet"
     """How training samples are divided among clients."""
-    alpha: Annotated[Positive, When("split = dirichlet")] = 0.1
+    alpha: Annotated[float, Field(ge=1e-6, le=MOST, allow_inf_nan=False), NoBool, When("split = dirichlet")] = 0.1
     """Dirichlet concentration α: lower is more skewed. The paper uses 0.1, 0.3 and 1."""
     remainder: Annotated[Literal["last", "spread"], When("split = dirichlet")] = "last"
     """Who gets what rounding leaves: the last client, as in the authors' code, or those with the largest fractions."""
@@ -39,7 +46,7 @@ class Data(Section):
     """Id column of the training set that says which client owns a sample."""
     shards: Annotated[Count, When("split = shards")] = 2
     """Label-sorted shards per client (McMahan et al. 2017)."""
-    validation: Share = 0.1
+    validation: Annotated[float, Field(ge=0, le=0.99, allow_inf_nan=False), NoBool] = 0.1
     """Share of a client's samples that it keeps for validation."""
     validation_min_samples: Annotated[Count, When("validation")] = 10
     """A client with fewer samples keeps none for validation and reports no loss."""
@@ -61,7 +68,7 @@ class Data(Section):
     """Use only the first so many training samples, for a quick test; 0: all."""
     public_limit: OptionalCount = 0
     """Use only the first so many public samples; 0: all."""
-    classes: OptionalCount = 0
+    classes: Annotated[int, Field(ge=0, le=100_000), NoBool] = 0
     """Number of classes; 0: as many as the labels have."""
 
     @model_validator(mode="after")
@@ -81,7 +88,7 @@ class Model(Section):
     """gn-lenet, femnist-cnn, mlp, or a class of yours as "module:Class"."""
     args: Args = Field(default_factory=dict)
     """Keyword arguments of that class."""
-    bytes: OptionalCount = 0
+    bytes: Annotated[int, Field(ge=0, le=10**15), NoBool] = 0
     """Size on the network in bytes; 0: four bytes a parameter."""
     by_cohort: dict[str, str] = Field(default_factory=dict)
     """Cohorts that train another model, with its defaults: {"0" = "gn-lenet"}."""
@@ -107,7 +114,7 @@ class Federation(Section):
     """Mini-batches of a client in a round instead of epochs, each from a fresh shuffle; 0: use local_epochs."""
     batch_size: Count = 20
     """Samples of a mini-batch."""
-    lr: Positive = 0.002
+    lr: LearningRate = 0.002
     """The clients' learning rate."""
     momentum: Share = 0.0
     """Momentum of SGD at the clients; it starts at zero in every round."""
@@ -118,7 +125,7 @@ class Federation(Section):
     lr by (0.5); floor: the share of lr that remains (0.01)."""
     warmup_rounds: OptionalCount = 0
     """Rounds in which lr grows linearly to its full value."""
-    max_grad_norm: NotNegative = 0.0
+    max_grad_norm: Norm = 0.0
     """Longer gradients are scaled down to this norm; 0: no clipping."""
     client: Annotated[str, AfterValidator(CLIENT_OPTIMIZERS.check)] = "sgd"
     """Client optimizer: sgd, adam, adamw, fedprox, scaffold, feddyn, or a class of yours as "module:Class"."""
@@ -131,7 +138,7 @@ class Federation(Section):
     server_args: Args = Field(default_factory=dict)
     """Arguments of the server optimizer: fedavgm takes lr and momentum, the adaptive ones lr, beta1, beta2 (not
     fedadagrad) and tau, trimmed-mean trim, krum num_byzantine and num_selected."""
-    max_update_norm: NotNegative = 0.0
+    max_update_norm: Norm = 0.0
     """The server scales longer client updates down to this norm; 0: no clipping."""
     weights: Literal["equal", "samples"] = "equal"
     """Weights of clients in the mean: equal, as in the authors' code, or their training samples."""
@@ -143,7 +150,7 @@ class Federation(Section):
     """Who takes part: random, all, oort, refl, power-of-choice, or a class of yours as "module:Class"."""
     selection_args: Args = Field(default_factory=dict)
     """Arguments of the selection rule."""
-    over_selection: NotNegative = 0
+    over_selection: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False), NoBool] = 0
     """0.3 selects 30 % more clients than needed; the first to finish count."""
     deadline: NotNegative = 0
     """Virtual seconds after which a round ends without its stragglers; 0: no deadline."""
@@ -197,7 +204,7 @@ class Stopping(Section):
     """Rounds of a phase, after which cohorts wait for each other and the ensemble is evaluated."""
     min_gain: Annotated[NotNegative, When("rule = joint")] = 4.0
     """Continue while twice the CPU hours would gain so many points of accuracy; 0: until a limit."""
-    eval_window: Annotated[int, Field(ge=4), NoBool, When("rule = joint")] = 6
+    eval_window: Annotated[int, Field(ge=4, le=MOST), NoBool, When("rule = joint")] = 6
     """Evaluations from which the gain is estimated; fewer are mostly noise."""
     client_fraction: Annotated[Fraction, When("rule = joint", "metric = ensemble-accuracy")] = 1.0
     """Share of the clients with validation samples that evaluate the ensemble, the same ones every time."""
@@ -208,15 +215,15 @@ class Devices(Section):
 
     trace: str = "synthetic"
     """Device speeds: "fedscale" (in the data folder), a csv or pickle file, "synthetic", or "fixed"."""
-    compute_ms: Annotated[Positive, When("trace = fixed")] = 50.0
+    compute_ms: Annotated[Milliseconds, When("trace = fixed")] = 50.0
     """Milliseconds of inference per sample, for all clients."""
-    network_kbps: Annotated[Positive, When("trace = fixed")] = 6000.0
+    network_kbps: Annotated[float, Field(ge=1e-3, le=MOST, allow_inf_nan=False), NoBool, When("trace = fixed")] = 6000.0
     """Network speed in kbit/s, for all clients."""
     availability: str = "always"
     """When clients are available: "fedscale" (in the data folder), a json file like it, "synthetic", or "always"."""
-    online_hours: Annotated[Positive, When("availability = synthetic")] = 4.0
+    online_hours: Annotated[Hours, When("availability = synthetic")] = 4.0
     """Mean hours of a client's online periods; their lengths are exponential."""
-    offline_hours: Annotated[Positive, When("availability = synthetic")] = 8.0
+    offline_hours: Annotated[Hours, When("availability = synthetic")] = 8.0
     """Mean hours between two online periods."""
     crash_rate: Share = 0.0
     """Probability that a client crashes in a round and its work is lost."""
@@ -229,7 +236,7 @@ class Privacy(Section):
     """How simulated clients report label counts: plain sums, or masked sums as real clients always do."""
     min_clients: Count = 1
     """A cohort with fewer clients reports no label counts; its model gets uniform weights."""
-    epsilon: NotNegative = 0
+    epsilon: Annotated[NotNegative, *optional(1e-6)] = 0
     """Noise on every sum for (ε, δ)-differential privacy of single samples; 0: none."""
-    delta: Annotated[float, Field(gt=0, lt=1), NoBool, When("epsilon")] = 1e-5
+    delta: Annotated[float, Field(ge=1e-30, lt=1), NoBool, When("epsilon")] = 1e-5
     """The δ of that promise."""

@@ -2,11 +2,14 @@
 
 import re
 import tomllib
+from datetime import date, datetime, time
 from importlib import resources
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
+
+from cpfl.errors import quoted, shortened
 
 _CONFLICTS = tomllib.loads(resources.files("cpfl.settings").joinpath("conflicts.toml").read_text(encoding="utf-8"))
 
@@ -18,31 +21,90 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
-def _no_none(args: dict[str, Any]) -> dict[str, Any]:
-    """Refuse None among keyword arguments: a TOML file cannot hold it."""
+def _in_a_file(key: str, value: Any, depth: int = 0) -> str:
+    """What of a value an experiment file cannot hold, in a sentence; empty: nothing."""
+    if value is None:
+        return f"{key} is None, which a file cannot hold: leave it out"
+    if isinstance(value, str):
+        return "" if is_text(value) else f"{key} = {quoted(value)} is not allowed: it has characters that are no text"
+    if isinstance(value, int):
+        return "" if abs(value) < 2**63 else f"{key} = {quoted(value)} is not allowed: it has more than 64 bits"
+    if isinstance(value, float):  # whether it is finite, an Experiment checks
+        return ""
+    if isinstance(value, dict | list | tuple):
+        if depth == DEEPEST:
+            return f"{key} has tables or lists more than {DEEPEST} levels deep"
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        return next(filter(None, (_in_a_file(f"{key}.{name}", one, depth + 1) for name, one in inner)), "")
+    if isinstance(value, datetime | date | time):
+        return f"{key} = {value} is not allowed: dates and times are given as texts, in quotes"
+    return f"{key} is a {type(value).__name__}, which a file cannot hold: numbers, texts, lists and tables are allowed"
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can hold it and the operating system take it as a name."""
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _args(args: dict[str, Any]) -> dict[str, Any]:
+    """Refuse keyword arguments that a TOML file cannot hold."""
     for key, value in args.items():
-        if value is None:
-            raise ValueError(f"{key} is None, which a file cannot hold: leave it out")
+        if not is_text(key):
+            raise ValueError(f"{quoted(key)} is no name of an argument")
+        if problem := _in_a_file(shortened(key, 80), value):
+            raise ValueError(problem)
     return args
 
 
+def _none_or(smallest: float) -> AfterValidator:
+    """Refuse numbers that are neither 0 nor large enough to mean anything."""
+
+    def check(value: float) -> float:
+        if 0 < value < smallest:
+            raise PydanticCustomError("smallest", f"input should be 0, or {smallest:g} or more")
+        return value
+
+    return AfterValidator(check)
+
+
+MOST = 10**9
+"""The largest count and the largest number of seconds, hours or bytes: more is a slip."""
+FLOAT32 = 1e38
+"""What multiplies a tensor must be a number that float32 has."""
+DEEPEST = 32
+
 NoBool = BeforeValidator(_no_bool)
 """Comes after the limits of a number, so that the JSON schema knows them."""
-Number = Annotated[float, Field(allow_inf_nan=False), NoBool]
+Number = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False), NoBool]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NoBool]
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NoBool]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NoBool]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NoBool]
-Count = Annotated[int, Field(ge=1), NoBool]
-OptionalCount = Annotated[int, Field(ge=0), NoBool]
-Args = Annotated[dict[str, Any], AfterValidator(_no_none)]
+Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False), NoBool]
+NotNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False), NoBool]
+LearningRate = Annotated[float, Field(gt=0, le=FLOAT32, allow_inf_nan=False), NoBool]
+Norm = Annotated[float, Field(ge=0, le=FLOAT32, allow_inf_nan=False), NoBool]
+Count = Annotated[int, Field(ge=1, le=MOST), NoBool]
+OptionalCount = Annotated[int, Field(ge=0, le=MOST), NoBool]
+Args = Annotated[dict[str, Any], AfterValidator(_args)]
 """Keyword arguments of the class that another setting names."""
+
+
+def optional(smallest: float) -> Any:
+    """For `Annotated`, beside `NotNegative`: 0, or so much or more."""
+    return Field(json_schema_extra={"anyOf": [{"const": 0}, {"minimum": smallest}]}), _none_or(smallest)
 
 
 class Section(BaseModel):
     """A section of an experiment: unknown keys are refused, nothing changes later, docstrings become help texts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_text(cls, value: Any) -> Any:
+        """Refuse texts that no file can hold, before anything else reads them."""
+        if isinstance(value, str) and not is_text(value):
+            raise PydanticCustomError("text", "it has characters that are no text")
+        return value
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
@@ -82,17 +144,20 @@ def hours(text: str) -> float:
     """Virtual hours in "10h", "90m" or "36000s"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([hms])\s*", text)
     if not match:
-        raise ValueError(f"at = {text!r} is not a time: write 10h, 90m or 3600s")
-    return float(match[1]) / {"h": 1, "m": 60, "s": 3600}[match[2]]
+        raise ValueError(f"at = {quoted(text)} is not a time: write 10h, 90m or 3600s")
+    found = float(match[1]) / {"h": 1, "m": 60, "s": 3600}[match[2]]
+    if found > MOST:
+        raise ValueError(f"at = {quoted(text)} is not allowed: at most {MOST} hours")
+    return found
 
 
 def interval(text: str) -> tuple[Literal["rounds", "seconds"], float]:
     """What "50 rounds" or "5h" means for snapshots."""
-    match = re.fullmatch(r"\s*(\d+)\s*rounds?\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,9})\s*rounds?\s*", text)
     try:
         kind, size = ("rounds", float(match[1])) if match else ("seconds", hours(text) * 3600)
     except ValueError:
-        raise ValueError(f"snapshots = {text!r} is no interval: write 5h, 30m or 50 rounds") from None
+        raise ValueError(f"snapshots = {quoted(text)} is no interval: write 5h, 30m or 50 rounds") from None
     if size <= 0:
-        raise ValueError(f"snapshots = {text!r} is no interval: it must be above 0")
+        raise ValueError(f"snapshots = {quoted(text)} is no interval: it must be above 0")
     return kind, size  # type: ignore[return-value]

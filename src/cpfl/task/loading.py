@@ -1,5 +1,6 @@
 """From what a user names to a task: data sets found or downloaded, arrays checked, everything built once."""
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -87,7 +88,8 @@ def absolute(experiment: Experiment) -> Experiment:
     """The same experiment with paths that lead to the same files from any folder."""
 
     def resolved(value: str) -> str:
-        is_path = Path(value).is_file() or (sources.is_path(value) and Path(value).exists())
+        # Not Path.is_file: that raises an error for a name that is too long.
+        is_path = os.path.isfile(value) or (sources.is_path(value) and os.path.exists(value))
         return str(Path(value).expanduser().absolute()) if is_path else value
 
     def section(name: str, *keys: str) -> dict[str, object]:

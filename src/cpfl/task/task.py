@@ -85,8 +85,8 @@ def build_task(
     population: Population | None = None,  # if it is known already
 ) -> Task:
     """Load and check everything; what is wrong is refused here, before a run folder exists."""
-    devices = _devices(experiment, roots) if population is None else population.fleet
     data = federated.load(experiment, roots, given, None if population is None else population.clients)
+    devices = _devices(experiment, roots) if population is None else population.fleet  # of no more clients than samples
     check_evaluation(data, experiment.stopping)
     check_views(data, experiment.distillation)
     shape, classes, seed = data.train.shape, data.classes, experiment.seed

@@ -47,7 +47,7 @@ def draw(
 ) -> BatchSchedule:
     """A client's batch schedule of a round; without a shape nothing is augmented."""
     batches = local_training.batches(settings, samples, seed, client, round)
-    order_SB = np.full((len(batches), settings.batch_size), EMPTY, np.int32)
+    order_SB = np.full((len(batches), local_training.largest_batch(settings, samples)), EMPTY, np.int32)
     for row_B, batch in zip(order_SB, batches, strict=True):
         row_B[: len(batch)] = batch
     if shape is None:
@@ -67,9 +67,11 @@ def lay_out(
 ) -> None:
     """Write the first steps of a schedule as rows of the training set."""
     order_SB, augmentation = schedule[0][:steps], schedule[1]
-    rows_SB[:steps] = np.where(order_SB == EMPTY, EMPTY, own[order_SB])
+    width = order_SB.shape[1]  # less than that of the rows where a client holds fewer samples than a batch
+    rows_SB[:steps, width:] = EMPTY
+    rows_SB[:steps, :width] = np.where(order_SB == EMPTY, EMPTY, own[order_SB])
     if augmentation_SB5 is not None and augmentation is not None:
-        augmentation_SB5[:steps] = augmentation[:steps]
+        augmentation_SB5[:steps, :width] = augmentation[:steps]
 
 
 class ScheduleWorker:
@@ -107,7 +109,10 @@ class ScheduleWorker:
     def next(self) -> tuple[ClientRound, BatchSchedule | None]:
         """Wait for the next answer; None: there will be no more."""
         one, data = self._open.popleft(), b""
-        shape = (local_training.steps(self._settings, one.samples), self._settings.batch_size)
+        shape = (
+            local_training.steps(self._settings, one.samples),
+            local_training.largest_batch(self._settings, one.samples),
+        )
         cells = math.prod(shape)
         if self._alive:
             with contextlib.suppress(OSError):

@@ -51,7 +51,7 @@ class Lanes:
             {name: torch.zeros_like(self.params_LP) for name in self._optimizer.buffers},
             **self._rows,
         )
-        batch = settings.batch_size
+        batch = local_training.largest_batch(settings, int(task.data.clients.training_sizes.max()))
         augmentation = {"augmentation": ((count, batch, 5), torch.int8)} if task.data.augmented else {}
         self.batches = StagingBuffer(device, rows=((count, batch), torch.int32), **augmentation)
         integers, floats = ((STAGED,), torch.int64), ((STAGED,), buffers.dtype)

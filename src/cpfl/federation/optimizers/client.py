@@ -8,6 +8,7 @@ from torch import Tensor
 from cpfl.federation.optimizers.base import ClientOptimizer, ClientState, descend
 from cpfl.registry import require
 from cpfl.settings import Federation
+from cpfl.settings.types import FLOAT32
 
 
 class SGD(ClientOptimizer):
@@ -19,7 +20,7 @@ class SGD(ClientOptimizer):
     def __init__(self, federation: Federation, nesterov: bool = False, weight_decay: float = 0.0) -> None:
         super().__init__(federation)
         require("nesterov", nesterov, not nesterov or federation.momentum > 0, "federation.momentum must be above 0")
-        require("weight_decay", weight_decay, 0 <= weight_decay < math.inf, "0 or more")
+        require("weight_decay", weight_decay, 0 <= weight_decay <= FLOAT32, f"0 or more, at most {FLOAT32:g}")
         self.momentum, self.nesterov, self.weight_decay = federation.momentum, nesterov, weight_decay
         self.buffers = ("momentum",) if federation.momentum else ()
 
@@ -53,8 +54,8 @@ class Adam(ClientOptimizer):
         super().__init__(federation)
         require("beta1", beta1, 0 <= beta1 < 1, "0 or more, below 1")
         require("beta2", beta2, 0 <= beta2 < 1, "0 or more, below 1")
-        require("epsilon", epsilon, 0 < epsilon < math.inf, "above 0")
-        require("weight_decay", weight_decay, 0 <= weight_decay < math.inf, "0 or more")
+        require("epsilon", epsilon, 0 < epsilon <= FLOAT32, f"above 0, at most {FLOAT32:g}")
+        require("weight_decay", weight_decay, 0 <= weight_decay <= FLOAT32, f"0 or more, at most {FLOAT32:g}")
         self.beta1, self.beta2, self.epsilon, self.weight_decay = beta1, beta2, epsilon, weight_decay
 
     def step(self, params: Tensor, gradient: Tensor, state: ClientState) -> None:
@@ -91,7 +92,7 @@ class FedProx(SGD):
         self, federation: Federation, mu: float = 0.01, nesterov: bool = False, weight_decay: float = 0.0
     ) -> None:
         super().__init__(federation, nesterov, weight_decay)
-        require("mu", mu, 0 <= mu < math.inf, "0 or more")
+        require("mu", mu, 0 <= mu <= FLOAT32, f"0 or more, at most {FLOAT32:g}")
         self.mu = mu
 
     def step(self, params: Tensor, gradient: Tensor, state: ClientState) -> None:
@@ -131,7 +132,7 @@ class FedDyn(SGD):
         self, federation: Federation, alpha: float = 0.01, nesterov: bool = False, weight_decay: float = 0.0
     ) -> None:
         super().__init__(federation, nesterov, weight_decay)
-        require("alpha", alpha, 0 < alpha < math.inf, "above 0")
+        require("alpha", alpha, 0 < alpha <= FLOAT32, f"above 0, at most {FLOAT32:g}")
         self.alpha = alpha
 
     def step(self, params: Tensor, gradient: Tensor, state: ClientState) -> None:

@@ -1,6 +1,5 @@
 """The built-in server optimizers: the mean, momentum and adaptive ones, FedNova, and those robust to bad clients."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ from cpfl.errors import CpflError
 from cpfl.federation.optimizers.base import ServerOptimizer
 from cpfl.registry import require
 from cpfl.settings import Federation
+from cpfl.settings.types import FLOAT32, MOST
 
 ADAPTIVE_LR = 10**-1.5  # in the middle of what Reddi et al. 2021 search; to be tuned, as they do
 
@@ -25,7 +25,7 @@ class FedAvgM(ServerOptimizer):
 
     def __init__(self, federation: Federation, lr: float = 1.0, momentum: float = 0.9) -> None:
         super().__init__(federation)
-        require("lr", lr, 0 < lr < math.inf, "above 0")
+        require("lr", lr, 0 < lr <= FLOAT32, f"above 0, at most {FLOAT32:g}")
         require("momentum", momentum, 0 <= momentum < 1, "0 or more, below 1")
         self.lr, self.momentum = lr, momentum
 
@@ -53,10 +53,10 @@ class FedAdam(ServerOptimizer):
         tau: float = 1e-3,
     ) -> None:
         super().__init__(federation)
-        require("lr", lr, 0 < lr < math.inf, "above 0")
+        require("lr", lr, 0 < lr <= FLOAT32, f"above 0, at most {FLOAT32:g}")
         require("beta1", beta1, 0 <= beta1 < 1, "0 or more, below 1")
         require("beta2", beta2, 0 <= beta2 < 1, "0 or more, below 1")
-        require("tau", tau, 0 < tau < math.inf, "above 0")
+        require("tau", tau, 0 < tau <= MOST, f"above 0, at most {MOST:,}")
         self.lr, self.beta1, self.beta2, self.tau = lr, beta1, beta2, tau
 
     def initial_value(self, name: str) -> float:

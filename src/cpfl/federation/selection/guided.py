@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cpfl.federation.messages import ClientResult
 from cpfl.federation.selection.base import CohortInfo, Selection
 from cpfl.registry import require
+from cpfl.settings.types import MOST
 
 
 class Guided(Selection):
@@ -56,8 +57,8 @@ class Oort(Guided):
         for key, value in {**shares, "cutoff": cutoff, "clip": clip}.items():
             require(key, value, 0 <= value <= 1, "0 to 1")
         for key, value in {"penalty": penalty, "pacer_seconds": pacer_seconds, "most_rounds": most_rounds}.items():
-            require(key, value, value >= 0, "0 or more")
-        require("pacer_rounds", pacer_rounds, pacer_rounds >= 1, "1 or more")
+            require(key, value, 0 <= value <= MOST, f"0 or more, at most {MOST:,}")
+        require("pacer_rounds", pacer_rounds, 1 <= pacer_rounds <= MOST, f"1 or more, at most {MOST:,}")
         self._penalty, self._cutoff, self._clip, self._most, self._scaled = penalty, cutoff, clip, most_rounds, scaled
         self._explore, self._decay, self._least = explore, explore_decay, explore_least
         self._step = pacer_seconds or float(np.quantile(list(cohort.seconds.values()), 0.3))  # Δ
@@ -149,7 +150,7 @@ class LeastAvailable(Guided):
         super().__init__(cohort)
         require("alpha", alpha, 0 <= alpha <= 1, "0 to 1")
         require("accuracy", accuracy, 0 <= accuracy <= 1, "0 to 1")
-        require("rest", rest, rest >= 0, "0 or more")
+        require("rest", rest, 0 <= rest <= MOST, f"0 or more, at most {MOST:,}")
         self._alpha, self._accuracy, self._rest = alpha, accuracy, rest
         self._mean: float | None = None  # μ
         self._last: dict[int, float] = {}  # when a client last took part, if it still rests
