@@ -14,7 +14,53 @@ from cpfl.settings import choices, describe
 SETTINGS = {info.key: info for info in describe.all_settings()}
 REGISTRIES = {one.key: one for one in vars(choices).values() if isinstance(one, Registry)}
 # Settings that say how much work there is: a run of a year is no defect, so runs take small values of them.
-WORK = {"max_rounds", "distillation.epochs", "distillation.views", "federation.local_epochs", "federation.local_steps"}
+WORK = {
+    "max_rounds": (1, 3), "distillation.epochs": (1, 3), "distillation.views": (1, 3),
+    "federation.local_epochs": (1, 2), "federation.local_steps": (0, 4), "clients": (1, 24),
+    "data.train_limit": (30, 300), "data.public_limit": (2, 100),
+    "data.classes": (10, 60),
+}  # fmt: skip
+# Choices under which other settings have an effect; a run begins with up to two of them.
+SCENES: tuple[dict[str, Any], ...] = (
+    {"data.split": "iid"},
+    {"data.split": "shards"},
+    {"federation.lr_schedule": "cosine", "federation.lr_schedule_args": {"rounds": 3}},
+    {"federation.lr_schedule": "step", "federation.lr_schedule_args": {"rounds": 1}},
+    {"federation.deadline": 60.0},
+    {"federation.deadline": 60.0, "federation.straggler_policy": "stale"},
+    {"federation.deadline": 60.0, "federation.straggler_policy": "partial"},
+    {"federation.participation": 0.5, "federation.over_selection": 0.5},
+    {"federation.participants": 1},
+    {"federation.buffer_size": 2},
+    {"federation.client": "fedprox"},
+    {"federation.client": "scaffold", "federation.momentum": 0.0},
+    {"federation.client": "feddyn"},
+    {"federation.client": "adamw", "federation.momentum": 0.0},
+    {"federation.server": "fedadam"},
+    {"federation.server": "trimmed-mean"},
+    {"federation.server": "krum"},
+    {"federation.selection": "oort", "federation.participation": 0.5},
+    {"federation.selection": "power-of-choice", "federation.participation": 0.5},
+    {"federation.selection": "refl", "federation.participation": 0.5, "devices.availability": "synthetic"},
+    {"devices.availability": "synthetic"},
+    {"devices.crash_rate": 0.3},
+    {"devices.trace": "fixed"},
+    {"stopping.rule": "rounds", "stopping.rounds": 2},
+    {"stopping.rule": "budget", "stopping.max_hours": 1},
+    {"stopping.rule": "joint", "stopping.eval_interval": 1},
+    {"stopping.rule": "joint", "stopping.eval_interval": 1, "stopping.metric": "public-agreement"},
+    {"stopping.keep": "ema"},
+    {"assignment.rule": "speed"},
+    {"assignment.rule": "multi-objective"},
+    {"privacy.epsilon": 1.0},
+    {"privacy.min_clients": 2},
+    {"distillation.recipe": "cpfl"},
+    {"distillation.augment": "flip"},
+    {"distillation.recipe": "cpfl", "distillation.augment": "cutmix"},
+    {"distillation.quorum": 0.5},
+    {"distillation.at": "30s"},
+    {"model.by_cohort": {"0": "mlp"}},
+)  # fmt: skip
 NUMBERS = (0.0, -0.0, -1.0, 0.1, 0.5, 0.9, 1.0, 2.0, 1e-308, 5e-324, 1e-30, 1e-9, 0.999999999999, 1e9, 1e30, 1e308)
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 INTEGERS = (-1, 0, 1, 2, 3, 7, 40, 1000, 10**6, 2**31, 2**63 - 1, 2**63, 10**30)
@@ -43,7 +89,7 @@ def one_value(key: str, running: bool) -> st.SearchStrategy[Any]:
     """Values of a setting, from ordinary to absurd; for a run, an ordinary amount of work."""
     info = SETTINGS[key]
     if running and key in WORK:
-        return st.integers(1, 3)
+        return st.integers(*WORK[key])
     own: st.SearchStrategy[Any]
     if info.type == "number":
         near = st.sampled_from([float(info.default or 1) * factor for factor in (0.1, 0.5, 2, 10)])
@@ -62,13 +108,30 @@ def one_value(key: str, running: bool) -> st.SearchStrategy[Any]:
         own = st.dictionaries(texts, floats | texts, max_size=2)
     else:
         own = st.sampled_from(TEXTS.get(key, ("digits", "a"))) | texts
+    if running:
+        return st.one_of(ordinary(key, own), ordinary(key, own), own)
     return st.one_of(own, own, own, own, odd)  # mostly of its type
+
+
+def ordinary(key: str, own: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Values that a person might give, where there is telling."""
+    info = SETTINGS[key]
+    if info.type == "whole number":
+        return st.integers(1, 12)
+    if info.type == "number":
+        factors = (0.01, 0.1, 0.5, 2, 10, 100)
+        return st.sampled_from([float(info.default or 0.5) * factor for factor in factors])
+    if info.type == "name":
+        return st.sampled_from(REGISTRIES[key].names)
+    return st.sampled_from(TEXTS[key][:2]) if key in TEXTS else own
 
 
 @st.composite
 def settings(draw: Callable[..., Any], running: bool = False) -> dict[str, Any]:
     """One to four settings; a class that is chosen by its name often gets arguments of its own."""
     drawn: dict[str, Any] = {}
+    for scene in draw(st.lists(st.sampled_from(SCENES), max_size=2)) if running else ():
+        drawn |= scene
     for key in draw(st.lists(st.sampled_from(sorted(SETTINGS)), min_size=1, max_size=4, unique=True)):
         drawn[key] = draw(one_value(key, running))
         registry = REGISTRIES.get(key)
@@ -76,7 +139,8 @@ def settings(draw: Callable[..., Any], running: bool = False) -> dict[str, Any]:
             known = _plain_types(registry.find(drawn[key]))
             if known:
                 name = draw(st.sampled_from(sorted(known)))
-                drawn[f"{key}_args.{name}"] = draw({float: floats, int: integers}.get(known[name], odd))
+                own = {float: floats, int: integers, bool: st.booleans()}.get(known[name], odd)
+                drawn[f"{key}_args.{name}"] = draw(st.sampled_from([0.1, 0.5, 1, 2]) | own if running else own)
     return drawn
 
 
