@@ -52,7 +52,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "median": {"server": "median"},
     "krum": {"server": "krum"},
     "max_update_norm": {"max_update_norm": 1.0},
-    "oort": {"selection": "oort"},
+    "oort": {"selection": "oort", "participation": 0.5},
     "stale": {"straggler_policy": "stale", "over_selection": 0.3, "participation": 0.5},
     "fedbuff": {"buffer_size": 10},
 }  # in lanes fedavgm, fedadagrad and fedyogi are fedadam, trimmed-mean is median, power-of-choice is random selection

@@ -93,7 +93,7 @@ def test_squared_losses_are_those_of_all_samples() -> None:
     """With a rate of almost nothing, every sample's loss is that of the start: known without any engine."""
     experiment = cpfl.settings.experiment_file.with_settings(
         cpfl.Experiment(cohorts=2, clients=6, max_rounds=1, precision="float64"),
-        {"federation.selection": "oort", "federation.lr": 1e-12},
+        {"federation.selection": "oort", "federation.participants": 3, "federation.lr": 1e-12},  # all of a cohort
     )
     task = build_task(experiment, [], Given())
     module = task.build().double()

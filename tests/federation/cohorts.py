@@ -41,7 +41,8 @@ def session(
 ) -> Session:
     clients = list(range(len(samples)))
     start = {"w": torch.tensor([0.0])}
-    made = experiment(len(samples), **changes)
+    absence = {} if weeks is None else {"devices__availability": "synthetic"}  # some settings have an effect only then
+    made = experiment(len(samples), **absence | changes)
     return Session(0, clients, made, fleet(compute, weeks), MODEL_BYTES, start, np.array(samples))
 
 

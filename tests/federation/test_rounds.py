@@ -146,7 +146,7 @@ def test_a_round_that_never_succeeds_is_given_up() -> None:
 
 def test_a_minimum_that_cannot_be_is_refused() -> None:
     with pytest.raises(SettingError, match=r"federation.min_results = 3 is more than the 2"):
-        session(SAMPLES, FAST, federation__participants=2, federation__min_results=3)
+        session(SAMPLES, FAST, federation__participants=2, federation__min_results=3, devices__crash_rate=0.1)
 
 
 def test_clients_come_and_go() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cpfl.registry import Registry, _plain_types
 from cpfl.settings import choices, describe
+from cpfl.settings.experiment import fields
 
 SETTINGS = {info.key: info for info in describe.all_settings()}
 REGISTRIES = {one.key: one for one in vars(choices).values() if isinstance(one, Registry)}
@@ -108,9 +109,17 @@ def one_value(key: str, running: bool) -> st.SearchStrategy[Any]:
         own = st.dictionaries(texts, floats | texts, max_size=2)
     else:
         own = st.sampled_from(TEXTS.get(key, ("digits", "a"))) | texts
+    edges = limits(key)
     if running:
-        return st.one_of(ordinary(key, own), ordinary(key, own), own)
+        return st.one_of(ordinary(key, own), ordinary(key, own), st.sampled_from(edges) if edges else own, own)
+    own = own | st.sampled_from(edges) if edges else own
     return st.one_of(own, own, own, own, odd)  # mostly of its type
+
+
+def limits(key: str) -> list[float]:
+    """The smallest and the largest value that a setting may have."""
+    found = [getattr(one, name, None) for one in fields()[key].metadata for name in ("ge", "gt", "le", "lt")]
+    return [limit for limit in found if limit is not None]
 
 
 def ordinary(key: str, own: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -26,7 +26,7 @@ class Distillation(Section):
     """Defaults of the settings from views to student_init: this project's, or the paper's."""
     views: Annotated[Count, When("same_views"), _AUGMENTED] = 3
     """Different augmented views of each public image, used alternately epoch by epoch."""
-    same_views: bool = True
+    same_views: Annotated[bool, _AUGMENTED] = True
     """The student sees the views that the teachers saw; false, as in the paper: targets are computed once, on one view,
     and the student sees a new view in every epoch."""
     augment: Literal["auto", "cutmix", "crop-flip", "flip", "training", "none"] = "auto"

@@ -26,6 +26,8 @@ Milliseconds = Annotated[float, Field(ge=1e-6, le=MOST, allow_inf_nan=False), No
 Kilobits = Annotated[float, Field(ge=1e-3, le=MOST, allow_inf_nan=False), NoBool]
 Hours = Annotated[float, Field(ge=0.01, le=MOST, allow_inf_nan=False), NoBool]
 
+_LOSES = When("deadline or devices.availability != always or devices.crash_rate or buffer_size")
+
 
 class Data(Section):
     """Who holds which samples, and how samples become model inputs."""
@@ -159,7 +161,7 @@ class Federation(Section):
     update with a lower weight."""
     max_staleness: Annotated[Count, When("straggler_policy = stale")] = 5
     """Rounds after which a stale update is discarded, as FedScale's max_staleness."""
-    min_results: Count = 1
+    min_results: Annotated[Count, _LOSES] = 1
     """A round starts when so many clients are available; with fewer results it is repeated."""
     buffer_size: OptionalCount = 0
     """Above 0: FedBuff instead of rounds, with a new model after so many results (its K)."""
