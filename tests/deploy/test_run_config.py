@@ -26,7 +26,10 @@ def test_a_rule_that_needs_validation_samples_is_refused() -> None:
     [
         ("federation.client=scaffold federation.momentum=0", "'scaffold' is for simulations: nodes remember nothing"),
         ("federation.client=feddyn", "allowed here: sgd, adam, adamw, fedprox"),
-        ("federation.participation=0.5 federation.selection=oort", "'oort' is for simulations; allowed here: random, all"),
+        (
+            "federation.participation=0.5 federation.selection=oort",
+            "'oort' is for simulations; allowed here: random, all",
+        ),
         ("federation.participation=0.5 federation.over_selection=0.3", "federation.over_selection = 0.3 is for sim"),
         ("federation.deadline=60", "federation.deadline = 60"),
         ("federation.min_results=2 devices.crash_rate=0.1", "federation.min_results = 2"),
