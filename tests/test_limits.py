@@ -129,6 +129,30 @@ def test_python(settings: dict[str, Any], words: tuple[str, ...]) -> None:
     is_sentence(str(refused.value), *words)
 
 
+@pytest.mark.parametrize(
+    ("setting", "content", "words"),
+    [
+        ("devices.availability", "[" * 100_000, ("trace", "FedScale's json")),
+        (
+            "devices.availability",
+            '{"a": {"active": [%s], "inactive": [2], "finish_time": 3}}' % ("7" * 5000),
+            ("trace",),
+        ),
+        ("devices.trace", f"computation,communication\n{'9' * 200_000},1\n", ("trace", "csv")),
+        ("devices.trace", "computation,communication\n1,1e-308\n", ("communication = 1e-308", "0.001")),
+        ("devices.trace", "computation,communication\n1,\0\n", ("trace", "csv")),
+    ],
+)
+def test_a_file_that_a_setting_names(
+    cpfl_command: Command, tmp_path: Path, setting: str, content: str, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "trace").write_text(content)
+    answer = cpfl_command("run", "digits", "--set", f"{setting}=trace", "--set", "max_rounds=2", "--out", "run")
+    assert answer.code == 2, answer.err[-2000:]
+    is_sentence(answer.err.removesuffix("\n"), *words)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_preset_that_is_no_name() -> None:
     with pytest.raises(cpfl.CpflError, match="neither a preset nor the name of a file"):
         experiment_file.load("a\0b.toml")
