@@ -1,8 +1,8 @@
 """Do memory and the time of a round stay flat over a long run, and memory over a long sweep?
 
 A run of so many rounds and a sweep of so many runs, both with default engine and real run folders. Time is CPU time of
-the process and its workers, so that a busy machine does not decide; memory is that of the process and its workers, pages
-that several of them share counted once (PSS).
+the process and its workers, so that a busy machine does not decide. Memory is theirs, too; pages that several of them
+share count once (PSS).
 
     python benchmarks/soak.py --rounds 20000 --runs 200 --out results/reliability/soak.json
 """

@@ -1,5 +1,6 @@
 """Read run folders for a report: settings, outcome, cohorts, later distillations; round records only when needed."""
 
+import errno
 import math
 import os
 from collections import Counter
@@ -254,7 +255,9 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
     if depth:
         try:
             below = [name for name in os.listdir(folder) if os.path.isdir(folder / name)]
-        except OSError:  # it vanished, or it is one that was named already
+        except OSError as error:  # it vanished, or it is one that was named already
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             below = []
         for name in below:
             yield from _runs(folder / name, depth - 1)
