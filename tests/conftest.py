@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from tests.processes import Program
 
 # A shell that starts the tests in the background makes them ignore Ctrl-C; some tests send one to their processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -146,15 +146,9 @@ def cpfl_process(tmp_path: Path) -> Command:
     """Runs the program as a process of its own, in the test's own folder."""
 
     def run(*words: object, **environment: str) -> Answer:
-        done = subprocess.run(
-            [sys.executable, "-m", "cpfl", *map(str, words)],
-            cwd=tmp_path,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        return Answer(done.stdout, done.stderr, done.returncode)
+        process = Program(words, tmp_path, os.environ | environment)
+        code = process.wait()
+        return Answer(*process.communicate(), code)
 
     return run
 

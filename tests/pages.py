@@ -22,9 +22,15 @@ def blocks(page: Path) -> list[re.Match[str]]:
     return list(FENCE.finditer(page.read_text()))
 
 
+def commands(text: str) -> list[list[str]]:
+    """The commands of a block, each as its words after `cpfl`: a block has no other programs and no pipes."""
+    assert not set("|<>&;$`*?\\") & set(text), f"only a shell can run this: {text}"
+    found = [shlex.split(line) for line in text.splitlines()]
+    assert all(words[0] == "cpfl" for words in found)
+    return [words[1:] for words in found]
+
+
 def noted(page: str, test: str) -> list[list[str]]:
     """The commands of a page whose note names this test; each as its words after `cpfl`."""
     texts = [block["text"] for block in blocks(ROOT / "docs" / page) if test in (block["note"] or "")]
-    commands = [shlex.split(line) for text in texts for line in text.splitlines()]
-    assert all(words[0] == "cpfl" for words in commands)
-    return [words[1:] for words in commands]
+    return [words for text in texts for words in commands(text)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.pages import PAGES, ROOT, blocks, files
+from tests.pages import PAGES, ROOT, blocks, commands, files
+from tests.processes import PYTHON, Program
 
 # Notes of blocks that are not run here, and the file that runs them instead.
 ELSEWHERE = {
@@ -25,20 +27,39 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page(page: Path, tmp_path: Path) -> None:
-    """Block after block, in one folder, as a reader would."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    """Block after block, in one folder, as a reader would; each command is a process of its own."""
     shown = files(page)
     for name, text in shown.items():
         (tmp_path / name).write_text(text)
     for block in blocks(page):
         if block["note"]:
             assert block["note"] in ELSEWHERE, f"{page.name}: an unknown reason not to run a block: {block['note']}"
-        elif block["kind"] != "toml" and block["text"] not in shown.values():
-            words = ["bash", "-euc", block["text"]] if block["kind"] == "sh" else [sys.executable, "-c", block["text"]]
-            done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
-            accuracy = re.match(r"\d+\.\d+", done.stdout) if block["kind"] == "python" else None
-            assert accuracy is None or float(accuracy[0]) > 75, f"{page.name}: it learns nothing: {done.stdout}"
-            assert done.returncode == 0, f"{page.name}:\n{block['text']}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        elif block["kind"] == "sh":
+            for words in commands(block["text"]):
+                ended(Program(words, tmp_path, os.environ), f"{page.name}: cpfl {shlex.join(words)}")
+        elif block["kind"] == "python" and block["text"] not in shown.values():
+            out = ended(Program([block["text"]], tmp_path, os.environ, PYTHON), f"{page.name}:\n{block['text']}")
+            accuracy = re.match(r"\d+\.\d+", out)
+            assert accuracy is None or float(accuracy[0]) > 75, f"{page.name}: it learns nothing: {out}"
+
+
+def ended(process: Program, what: str) -> str:
+    """The output of a process that must succeed."""
+    code = process.wait()
+    out, err = process.communicate()
+    assert code == 0, f"{what}\n{out[-2000:]}{err[-2000:]}"
+    return out
+
+
+def test_a_shell_runs_a_block(tmp_path: Path) -> None:
+    """The console script, as installed: a block of commands that train nothing."""
+    (text,) = (
+        block["text"]
+        for block in blocks(ROOT / "docs" / "custom-data-and-model.md")
+        if block["kind"] == "sh" and not block["note"]
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(["bash", "-euc", text], cwd=tmp_path, env=os.environ | {"PATH": path}, check=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -23,7 +23,7 @@ def browser() -> Iterator[Any]:
     """A Chromium for the tests of one file."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=0)
         yield chromium
         chromium.close()
 
@@ -38,7 +38,7 @@ class Visit:
             offline=address.startswith("file:"),
             reduced_motion="reduce",
         )
-        self.context.set_default_timeout(120_000)  # long: only a page that hangs runs into it
+        self.context.set_default_timeout(0)  # none: pytest's own ends a page that hangs
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.asked: list[str] = []

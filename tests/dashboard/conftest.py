@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.hold import PATH
+from tests.processes import CPFL, Program
+
+PATIENT = "tests.dashboard.patient:dashboard"
 
 
 @dataclass
 class Served:
     """`cpfl dashboard` as a user starts it, in a process of its own."""
 
-    process: subprocess.Popen[str]
+    process: Program
     port: int
-    said: str
+
+    @property
+    def said(self) -> str:
+        """All its output so far."""
+        return self.process.out + self.process.err
 
     @property
     def address(self) -> str:
@@ -34,7 +36,7 @@ class Served:
 
     def ask(self, path: str = "/", method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, str]:
         """One request and its answer; headers are named host, if_none_match …"""
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        line = http.client.HTTPConnection("127.0.0.1", self.port)
         try:
             line.putrequest(method, path, skip_host="host" in headers)
             for key, value in headers.items():
@@ -46,32 +48,25 @@ class Served:
             line.close()
 
     def stop(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(timeout=120)
+        self.process.interrupt()
+        return self.process.wait()
 
 
 @contextlib.contextmanager
 def dashboards(root: Path) -> Iterator[Callable[..., Served]]:
     """Starts dashboards over subfolders of this one, at free ports; all end with the context."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Program] = []
 
-    def start(folder: Path | str, *words: str) -> Served:
-        process = cpfl("dashboard", folder, "--port", "0", *words, cwd=root)
+    def start(folder: Path | str, *words: str, program: str = CPFL) -> Served:
+        process = Program(("dashboard", folder, "--port", "0", *words), root, os.environ, program)
         started.append(process)
-        said = ""
-        assert process.stdout is not None
-        for line in process.stdout:
-            said += line
-            if found := re.search(r"dashboard: http://\S+:(\d+)/", line):
-                return Served(process, int(found[1]), said)
-        raise AssertionError(f"the dashboard did not start: {said}")
+        found = process.until(lambda: re.search(r"dashboard: http://\S+:(\d+)/", process.out))
+        return Served(process, int(found[1]))
 
     try:
         yield start
     finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+        end(started)
 
 
 @pytest.fixture
@@ -79,6 +74,12 @@ def dashboard(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """Starts a dashboard over a folder of this test's own."""
     with dashboards(tmp_path) as start:
         yield start
+
+
+@pytest.fixture
+def patient(dashboard: Callable[..., Served]) -> Callable[..., Served]:
+    """Starts a dashboard that calls no run quiet."""
+    return functools.partial(dashboard, program=PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -118,42 +119,20 @@ def dashboard_of_three(finished: Path, unfinished: Path, tmp_path_factory: pytes
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def training(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     """Starts runs of the digits in processes of their own."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Program] = []
 
-    def start(out: Path, **settings: object) -> subprocess.Popen[str]:
+    def start(out: Path, **settings: object) -> Program:
         words = [word for key, value in settings.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
-        started.append(cpfl("run", "digits", *words, "--engine", "reference", "--out", out, cwd=tmp_path))
+        started.append(Program(("run", "digits", *words, "--engine", "reference", "--out", out), tmp_path, os.environ))
         return started[-1]
 
     yield start
-    for process in started:
+    end(started)
+
+
+def end(processes: list[Program]) -> None:
+    for process in processes:
         process.kill()
         process.communicate()
-
-
-def cpfl(*words: object, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "cpfl", *map(str, words)],
-        cwd=cwd,
-        env=os.environ | PATH,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-@pytest.fixture
-def until() -> Callable[..., Any]:
-    """Waits for something to become true."""
-
-    def wait(what: Callable[[], Any], seconds: float = 120) -> Any:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if found := what():
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"not within {seconds} s")
-
-    return wait

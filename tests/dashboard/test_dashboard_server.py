@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure
     from conftest import Command
 
     Start = Callable[..., Any]
-    Until = Callable[..., Any]
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -104,7 +103,7 @@ def test_names_cannot_act(dashboard: Start, runs: Path) -> None:
         assert EVIL not in body
 
 
-def test_runs_come_and_go(dashboard: Start, runs: Path, until: Until, tmp_path: Path) -> None:
+def test_runs_come_and_go(dashboard: Start, runs: Path, tmp_path: Path) -> None:
     shutil.move(runs / "one", tmp_path / "later")
     served = dashboard("runs")
 
@@ -113,9 +112,9 @@ def test_runs_come_and_go(dashboard: Start, runs: Path, until: Until, tmp_path: 
 
     assert "There are no runs in this folder yet" in body()
     shutil.move(tmp_path / "later", runs / "one")
-    until(lambda: "One run, finished." in body())
+    served.process.until(lambda: "One run, finished." in body())
     shutil.rmtree(runs)
-    until(lambda: "There are no runs in this folder yet" in body())
+    served.process.until(lambda: "There are no runs in this folder yet" in body())
 
 
 def test_a_busy_port_is_one_sentence(cpfl_command: Command, runs: Path) -> None:
@@ -149,7 +148,7 @@ def test_ctrl_c_ends_it_while_somebody_is_connected(dashboard: Start, runs: Path
         line.sendall(b"GET /fresh.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert line.recv(12) == b"HTTP/1.1 200"
         assert served.stop() == 0
-    assert "Traceback" not in served.process.stdout.read()
+    assert "Traceback" not in served.said
 
 
 def test_a_client_that_leaves_does_not_trouble_it(dashboard: Start, runs: Path) -> None:
@@ -161,27 +160,27 @@ def test_a_client_that_leaves_does_not_trouble_it(dashboard: Start, runs: Path) 
         line.close()
     assert served.ask("/")[0].status == 200
     assert served.stop() == 0
-    assert served.process.stdout.read() == ""
+    assert served.process.err == ""
 
 
-def test_a_run_under_way_is_told_of(dashboard: Start, training: Start, tmp_path: Path, until: Until) -> None:
+def test_a_run_under_way_is_told_of(patient: Start, training: Start, tmp_path: Path) -> None:
     """A real run in a process of its own: throughput, the end, stops, then the distillation and the outcome."""
     (tmp_path / "runs").mkdir()
-    served = dashboard("runs")
+    served = patient("runs")
     hold = Hold(tmp_path, 3)
-    settings = {"cohorts": 4, "max_rounds": 100, "stopping.patience": 10, "stopping.window": 3}
+    settings = {"cohorts": 4, "max_rounds": 60, "stopping.patience": 10, "stopping.window": 3}
     process = training(tmp_path / "runs" / "live", **hold.settings(settings))
 
     def body() -> str:
         return str(json.loads(served.ask("/fresh.json")[1])["body"])
 
-    until(lambda: "One run, in progress." in body())
+    process.until(lambda: "One run, in progress." in body())
     hold.allow(50)  # one of the cohorts stops before
-    text = until(lambda: text if "Latest stops" in (text := body()) else "")
+    text = process.until(lambda: text if "Latest stops" in (text := body()) else "")
     assert "runs/live" in text or ">live<" in text
     hold.end()
-    until(lambda: "One run, finished." in body())
-    assert process.wait(timeout=120) == 0
+    served.process.until(lambda: "One run, finished." in body())
+    assert process.wait() == 0
     summary = json.loads((tmp_path / "runs" / "live" / "summary.json").read_text())
     assert f"{summary['student_accuracy']:.2f}" in body()
 

@@ -19,30 +19,31 @@ POINTS = """() => [...document.querySelectorAll('[data-figure=live-curves] .mark
 STOPS = "() => document.querySelectorAll('[data-figure=live-curves] .mark-symbol path').length"
 
 
-def test_a_run_from_its_beginning_to_its_end(browser: Any, dashboard: Start, training: Start, tmp_path: Path) -> None:
+def test_a_run_from_its_beginning_to_its_end(browser: Any, patient: Start, training: Start, tmp_path: Path) -> None:
     """From an empty folder: a run appears, its curves grow, cohorts stop, the outcome comes; no page is reloaded."""
     (tmp_path / "runs").mkdir()
-    served = dashboard("runs")
+    served = patient("runs")
     with Visit(browser, served.address) as visit:
         page = visit.page
         assert "There are no runs in this folder yet" in page.inner_text("h1")
         hold = Hold(tmp_path, 10)
-        settings = {"cohorts": 8, "stopping.patience": 15, "stopping.window": 5, "distillation.epochs": 5}
+        settings = {"cohorts": 4, "max_rounds": 60, "stopping.patience": 10, "stopping.window": 3}
+        settings |= {"distillation.epochs": 5}
         training(tmp_path / "runs" / "live", **hold.settings(settings))
-        page.wait_for_selector("[data-figure=live-curves] .mark-line path", timeout=90_000)
+        page.wait_for_selector("[data-figure=live-curves] .mark-line path")
         assert "One run, in progress." in page.inner_text("h1")
         before = page.evaluate(POINTS)
         hold.allow(20)
-        page.wait_for_function(f"({POINTS})() > {before + 200}", timeout=90_000)
+        page.wait_for_function(f"({POINTS})() > {before + 200}")
         hold.allow(50)  # one of the cohorts stops before
-        page.wait_for_function(f"({STOPS})() >= 1", timeout=120_000)
+        page.wait_for_function(f"({STOPS})() >= 1")
         visit.shot("a-stop")
         assert "plateau" in page.inner_text(".stops li")
         speed = page.inner_text("td[data-label='samples/s']")
         assert float(speed.replace(",", "")) > 1
         hold.end()
-        page.wait_for_function("document.querySelector('h1').textContent.includes('finished')", timeout=180_000)
-        page.wait_for_selector("[data-figure=trade-off] svg", timeout=60_000)
+        page.wait_for_function("document.querySelector('h1').textContent.includes('finished')")
+        page.wait_for_selector("[data-figure=trade-off] svg")
         visit.shot("the-end")
         summary = json.loads((tmp_path / "runs" / "live" / "summary.json").read_text())
         assert f"{summary['student_accuracy']:.1f}" in page.inner_text("table")
@@ -123,7 +124,7 @@ def test_a_menu_survives_what_is_new(browser: Any, dashboard: Start, several: Pa
                 for i in range(1, 60):
                     more = {"round": last["round"] + i, "clock": last["clock"] + i * last["seconds"]}
                     file.write(json.dumps(last | more | {"moving_average": 1 + 1 / i}) + "\n")
-        page.wait_for_function(f"({POINTS})() > {before}", timeout=60_000)
+        page.wait_for_function(f"({POINTS})() > {before}")
         assert page.locator(f"{menu}[data-seen=yes]").count() == 1
         assert page.evaluate(f"document.activeElement === document.querySelector('{menu}')")
         assert page.input_value(menu) == "open"
@@ -136,7 +137,7 @@ def test_a_dashboard_that_has_ended_is_announced(browser: Any, dashboard: Start,
         page = visit.page
         assert page.locator("#offline:visible").count() == 0
         assert served.stop() == 0
-        page.wait_for_selector("#offline:visible", timeout=120_000)
+        page.wait_for_selector("#offline:visible")
         assert "The dashboard does not answer" in page.inner_text("#offline")
 
 

@@ -170,7 +170,7 @@ def test_a_page_that_is_kept_fresh(browser: Any, runs: Path) -> None:
             shutil.move(hidden, runs / "n4-seed91")
             later = content(find_runs(runs))
             answers["/fresh.json"] = json.dumps(pages.fresh(later))
-            page.wait_for_function("document.querySelector('.runs').rows.length == 7", timeout=120_000)
+            page.wait_for_function("document.querySelector('.runs').rows.length == 7")
             assert page.input_value("[data-figure=timeline] select") == "1"
             assert page.locator("[data-seen=yes]").count() == 1, "what had not changed was not replaced"
             drawn = page.query_selector("[data-figure=samples]").evaluate(MARKS)

@@ -31,13 +31,16 @@ class Dashboard:
         self._lock = threading.Lock()
         self._tree: Tree = {}
         self._next = self._rendered = self._spent = 0.0
+        self._page: bytes | None = None
         self._fresh: tuple[bytes, str] | None = None
 
     def page(self) -> bytes:
         """The whole page."""
         with self._lock:
             self._update()
-            return render(self._tree, refresh=ADDRESS).encode()
+            if self._page is None:
+                self._page = render(self._tree, refresh=ADDRESS).encode()
+            return self._page
 
     def fresh(self) -> tuple[bytes, str]:
         """What an open page needs to be up to date, and an ETag that changes with it."""
@@ -55,7 +58,7 @@ class Dashboard:
         began = time.thread_time()
         changed = self._follow()
         if changed or not self._tree or now - self._rendered > AGES:
-            self._rendered, self._tree, self._fresh = now, self._content(), None
+            self._rendered, self._tree, self._page, self._fresh = now, self._content(), None, None
         # What is done once, reading long records or making new charts, does not count.
         spent = time.thread_time() - began
         steady, self._spent = min(spent, self._spent), spent

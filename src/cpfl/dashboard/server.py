@@ -1,10 +1,14 @@
 """The dashboard over HTTP: two addresses to read, nothing to write, and only under this machine's names."""
 
+import contextlib
 import errno
+import io
 import ipaddress
 import socket
 import socketserver
 import sys
+import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -22,6 +26,18 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 LOCAL = ("localhost", "127.0.0.1", "::1")
+TOO_MANY = b"Too many pages are open; close some and try again.\n"
+FULL = b"\r\n".join(
+    (
+        b"HTTP/1.1 503 Service Unavailable",
+        b"Content-Type: text/plain; charset=utf-8",
+        b"Content-Length: %d" % len(TOO_MANY),
+        b"Retry-After: 10",
+        b"Connection: close",
+        b"",
+        TOO_MANY,
+    )
+)
 
 
 class Server(socketserver.ThreadingTCPServer):
@@ -31,11 +47,16 @@ class Server(socketserver.ThreadingTCPServer):
     """
 
     daemon_threads = allow_reuse_address = True
+    request_queue_size = 512  # browsers that the kernel lets wait while others are answered
+    connections = 256  # at a time, each with a thread; one more is told to come back later
+    request_seconds = 30.0  # for one request to arrive, however it is cut up, and for its answer to be taken
+    clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self, folder: Path, host: str, port: int) -> None:
         if not folder.is_dir():
             raise RunFolderError(f"there is no folder {folder}")
         self.dashboard = Dashboard(folder)
+        self._open, self._counting = 0, threading.Lock()
         self.names = {name.lower() for name in (*LOCAL, host)}
         if not is_local(host):
             self.names.add(socket.gethostname().lower())
@@ -46,6 +67,27 @@ class Server(socketserver.ThreadingTCPServer):
             super().__init__((str(first[4][0]), int(first[4][1])), Handler)
         except OSError as error:
             raise SettingError(_reason(error, host, port)) from None
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
+        """Answer in a thread of its own, or refuse at once where there are too many."""
+        with self._counting:
+            full = self._open >= self.connections
+            self._open += not full
+        if not full:
+            super().process_request(request, client_address)
+            return
+        request.settimeout(0)  # nobody waits for one who is refused
+        with contextlib.suppress(OSError):
+            request.sendall(FULL)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
+        """Answer all requests of one connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._counting:
+                self._open -= 1
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore a browser that has left; anything else is a bug and is shown."""
@@ -64,8 +106,19 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
     protocol_version = "HTTP/1.1"
-    timeout = 30  # seconds for a client that says nothing
     server_version, sys_version = "cpfl", ""
+
+    def setup(self) -> None:
+        """Read requests with a limit on the time of a whole one."""
+        super().setup()
+        self.rfile.close()
+        self._arriving = _Arriving(self.connection, self.server)
+        self.rfile = io.BufferedReader(self._arriving)
+
+    def handle_one_request(self) -> None:
+        """Wait for a request and answer it."""
+        self._arriving.begin()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """Answer with the page or its update."""
@@ -100,6 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(status, f"{sentence}\n".encode(), "text/plain; charset=utf-8", more or {})
 
     def _answer(self, status: HTTPStatus, text: bytes, kind: str, more: dict[str, str]) -> None:
+        self.connection.settimeout(self.server.request_seconds)  # Python's sendall takes no longer in all
         self.send_response(status)
         for key, value in (HEADERS | more).items():
             self.send_header(key, value)
@@ -121,6 +175,30 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing: a line for every request would fill the terminal."""
+
+
+class _Arriving(io.RawIOBase):
+    """What a client sends; a request that is not complete in time is a TimeoutError, whether or not bytes come."""
+
+    def __init__(self, line: socket.socket, server: Server) -> None:
+        self._line, self._server = line, server
+        self._end = 0.0
+
+    def begin(self) -> None:
+        """Start the time of a new request."""
+        self._end = self._server.clock() + self._server.request_seconds
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Wait for bytes as long as the request has time left."""
+        left = self._end - self._server.clock()
+        if left <= 0:
+            raise TimeoutError
+        self._line.settimeout(left)
+        return self._line.recv_into(buffer)
 
 
 def is_local(host: str) -> bool:

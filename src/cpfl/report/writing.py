@@ -6,10 +6,11 @@ import json
 import re
 import sys
 from collections.abc import Container, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
+from subprocess import DEVNULL, PIPE, run
 from typing import Any, NamedTuple
 
 import jinja2
@@ -23,7 +24,7 @@ from cpfl.report.reading import find_runs
 from cpfl.runs import files
 
 FIGURES = "figures"
-# For a second process, while this one reads the runs: Vega's script takes more than a second to make.
+# For a second process: Vega's script takes more than a second to make, and the engine that makes it stays in memory.
 VEGA = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
 DRAWN = re.compile(r'<div class="picture" data-figure="([\w.-]+)"')  # in a page: the names of its figures
 
@@ -35,7 +36,13 @@ _templates = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_vega = cache(vl_convert.javascript_bundle)  # Vega, Vega-Lite and Vega-Embed as one script
+
+
+@cache
+def vega() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, made once in a process."""
+    made = run([sys.executable, "-c", VEGA], stdout=PIPE, stderr=DEVNULL, encoding="utf-8", check=False)
+    return made.stdout or vl_convert.javascript_bundle(None)
 
 
 class Written(NamedTuple):
@@ -64,13 +71,13 @@ def report(*folders: str | Path, out: str | Path | None = None, max_drop: float 
     with files.explained(where):
         (where / FIGURES).mkdir(parents=True, exist_ok=True)
     style.check_open_files()
-    with Popen([sys.executable, "-c", VEGA], stdout=PIPE, stderr=DEVNULL, encoding="utf-8") as other:
+    with ThreadPoolExecutor(1) as other:
+        other.submit(vega)  # while this thread reads the runs
         tree = content(paths, max_drop)
         drawn = style.save_all({figure["id"]: figure["spec"] for figure in all_figures(tree)}, where / FIGURES)
-        vega, _ = other.communicate()
     _remove_old(where, {path.name for path in drawn})
     page = where / "report.html"
-    files.write_atomic(page, render(tree, folder=FIGURES, vega=vega).encode())
+    files.write_atomic(page, render(tree, folder=FIGURES).encode())
     return Written(page, drawn, tree)
 
 
@@ -92,7 +99,7 @@ def _remove_old(where: Path, kept: Container[str]) -> None:
             (where / FIGURES / file).unlink(missing_ok=True)
 
 
-def render(tree: Tree, *, refresh: str = "", folder: str = "", vega: str = "") -> str:
+def render(tree: Tree, *, refresh: str = "", folder: str = "") -> str:
     """The whole page, which opens offline.
 
     Parameters
@@ -101,10 +108,8 @@ def render(tree: Tree, *, refresh: str = "", folder: str = "", vega: str = "") -
         An address that answers with `fresh(tree)` as JSON; the page then polls it and shows what has changed.
     folder
         The folder of the figures, to link them.
-    vega
-        Vega's script, if the caller has it already.
     """
-    scripts = [vega or _vega(), _pages.joinpath("page.js").read_text(encoding="utf-8")]
+    scripts = [vega(), _pages.joinpath("page.js").read_text(encoding="utf-8")]
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     update = fresh(tree, folder)
     figures = json.dumps(update["figures"], allow_nan=False, separators=(",", ":"), ensure_ascii=True)

@@ -1,0 +1,18 @@
+"""For the process that programs are forked from: what runs, reports and dashboards import or make on first use."""
+
+import importlib
+
+from cpfl.report import writing
+
+for name in (
+    "sklearn.datasets",
+    "torch._dynamo",
+    "torch.func",
+    "cpfl.engines.lanes",
+    "cpfl.engines.workers",
+    "cpfl.sweep.grid",
+    "cpfl.terminal.views",
+):
+    importlib.import_module(name)
+
+writing.vega()
