@@ -1,6 +1,6 @@
 """The program as a process of its own that need not import torch: it is forked from one that has imported everything.
 
-tests/test_imports.py and the first command in tests/test_docs.py start new interpreters.
+tests/test_imports.py, tests/test_terminal.py and one test in tests/test_docs.py start new interpreters.
 """
 
 from __future__ import annotations

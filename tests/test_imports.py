@@ -31,7 +31,7 @@ except SystemExit as ended:
 
 def imported(code: str, *words: str) -> list[str]:
     """All modules in a fresh process after this code, which prints them as JSON."""
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: list[str] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -6,8 +6,6 @@ from cpfl.report import writing
 
 for name in (
     "sklearn.datasets",
-    "torch._dynamo",
-    "torch.func",
     "cpfl.engines.lanes",
     "cpfl.engines.workers",
     "cpfl.sweep.grid",

@@ -93,13 +93,28 @@ def assert_alike(ours: Session, theirs: Session) -> None:
 SMALLEST = {"multi-krum": 3, "krum, an attacker": 8}  # clients of a cohort
 
 
-@pytest.mark.parametrize("cohorts", [1, 3, 12], ids=["n = 1", "n = 3", "n = M"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+# At the ends those with memory of clients, with memory of the server, with other learning rates and plain ones; at
+# n = 1 also those that need more clients than a cohort of n = 3 has.
+ENDS = ("nesterov", "scaffold", "cosine adamw", "fedadam")
+AT = [(name, 3) for name in ALGORITHMS if SMALLEST.get(name, 1) <= 4]
+AT += [(name, cohorts) for name in ENDS for cohorts in (1, 12)]
+AT += [(name, 1) for name, size in SMALLEST.items() if size > 4]
+
+
+def test_every_algorithm_is_compared() -> None:
+    assert {name for name, _ in AT} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "cohorts"), [(name, n) for name, size in SMALLEST.items() for n in (3, 12) if 12 // n < size]
+)
+def test_too_few_clients_are_refused(name: str, cohorts: int) -> None:
+    with pytest.raises(SettingError, match="participants"):
+        open_sessions(task_of(cohorts, **ALGORITHMS[name]))
+
+
+@pytest.mark.parametrize(("name", "cohorts"), AT)
 def test_engines_are_equal(name: str, cohorts: int) -> None:
-    if 12 // cohorts < SMALLEST.get(name, 1):
-        with pytest.raises(SettingError, match="participants"):
-            open_sessions(task_of(cohorts, **ALGORITHMS[name]))
-        return
     task = task_of(cohorts, **ALGORITHMS[name])
     sizes = task.data.clients.training_sizes
     assert sizes.max() > 3 * sizes.min()  # ragged

@@ -31,7 +31,7 @@ from cpfl.settings import experiment_file
 from cpfl.task.task import Task, build_task
 
 BASE: dict[str, Any] = {"precision": "float64", "max_rounds": 6, "distillation.epochs": 1}
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "momentum, ragged": {},
     "n = 1": {"cohorts": 1},
     "n = M": {"cohorts": 40},
@@ -41,7 +41,14 @@ CASES = {
     "two epochs": {"federation.local_epochs": 2, "max_rounds": 3},
     "batch larger than most clients": {"federation.batch_size": 64},
     "cohorts that stop": {"stopping.patience": 2, "stopping.window": 2, "max_rounds": 40, "federation.lr": 0.3},
-    "convolutions": {"model.name": "femnist-cnn", "max_rounds": 2, "clients": 12},
+    "convolutions": {
+        "model.name": "femnist-cnn",
+        "max_rounds": 2,
+        "clients": 6,
+        "cohorts": 2,
+        "data.train_limit": 60,
+        "data.public_limit": 20,
+    },
 }
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engines.test_lanes import BASE, CASES, assert_equal, augmented_run
+from tests.processes import PYTHON, Program
 from torch import nn
 
 import cpfl
@@ -116,26 +115,29 @@ def test_a_model_that_cannot_is_told_so(tmp_path: Path) -> None:
 SLOW = """
 import sys, cpfl
 cpfl.run("digits", out=sys.argv[1], engine="workers", device="cpu", settings={"max_rounds": 5000,
-    "stopping.rule": "rounds", "stopping.rounds": 5000, "federation.local_epochs": 20})
+    "stopping.rule": "rounds", "stopping.rounds": 5000, "federation.local_epochs": 2})
 """
 
 
-def start(path: Path) -> tuple[subprocess.Popen[str], list[int]]:
+def start(path: Path) -> tuple[Program, list[int]]:
     """A long run, and its workers' process numbers."""
-    main = subprocess.Popen([sys.executable, "-c", SLOW, str(path)], text=True, stderr=subprocess.PIPE)
-    while not any((path / "rounds").glob("*.jsonl")):
-        assert main.poll() is None, main.communicate()[1]
-        time.sleep(0.1)
+    main = Program([SLOW, path], path.parent, os.environ, PYTHON)
+    main.until(lambda: any((path / "rounds").glob("*.jsonl")))
     children = Path(f"/proc/{main.pid}/task/{main.pid}/children").read_text().split()
     return main, [int(child) for child in children]
 
 
-def gone(processes: list[int]) -> bool:
-    for _ in range(1000):
-        if not any(Path(f"/proc/{p}").exists() for p in processes):
-            return True
-        time.sleep(0.1)
-    return False
+def wait_for_the_end_of(processes: list[int]) -> None:
+    while any(runs(process) for process in processes):
+        time.sleep(0.05)
+
+
+def runs(process: int) -> bool:
+    """Whether it exists, and not only because nobody has asked for its exit code."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
@@ -146,12 +148,12 @@ class TestProcesses:
         assert len(workers) >= 2
         main.kill()
         main.communicate()
-        assert gone(workers)
+        wait_for_the_end_of(workers)
 
     def test_a_killed_worker_is_told_in_one_sentence(self, tmp_path: Path) -> None:
         main, workers = start(tmp_path / "run")
         os.kill(workers[0], signal.SIGKILL)
-        _, errors = main.communicate(timeout=200)
-        assert main.returncode != 0
+        assert main.wait() != 0
+        _, errors = main.communicate()
         assert "a worker process ended unasked (exit code -9)" in errors
-        assert gone(workers)
+        wait_for_the_end_of(workers)

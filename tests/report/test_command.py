@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image
+from tests.processes import Program
 
 import cpfl
 
@@ -115,15 +116,28 @@ def test_only_unfinished_runs(cpfl_command: Command, unfinished: Path, tmp_path:
     assert 'data-figure="validation-loss"' in (tmp_path / "runs" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"schema": 99}', '{"schema": 1}', "[]"])
-def test_a_damaged_run_is_named(cpfl_command: Command, runs: Path, damage: str) -> None:
-    (runs / "n2-seed90" / "run.json").write_text(damage)
+def test_a_damaged_run_is_named(cpfl_command: Command, runs: Path) -> None:
+    (runs / "n2-seed90" / "run.json").write_text("{")
     answer = cpfl_command("report", "runs").good()
     assert "runs/n2-seed90" in answer.err
     page = Page(runs / "report.html")
     assert "1 folder is damaged" in page.text
     assert "runs/n2-seed90" in page.text
     assert "5 runs" in page.text
+
+
+def test_every_kind_of_damage_is_named(cpfl_command: Command, runs: Path) -> None:
+    """One run is left to report on."""
+    names = ("n1-seed91", "n2-seed90", "n2-seed91", "n4-seed90", "n4-seed91")
+    for name, damage in zip(names, ("", "{", '{"schema": 99}', '{"schema": 1}', "[]"), strict=True):
+        (runs / name / "run.json").write_text(damage)
+    answer = cpfl_command("report", "runs").good()
+    page = Page(runs / "report.html")
+    assert "5 folders are damaged" in page.text
+    for name in names:
+        assert f"runs/{name}" in answer.err
+        assert f"runs/{name}" in page.text
+    assert "Only n = 1 has been run" in answer.out
 
 
 def test_nothing_but_damage(cpfl_command: Command, tmp_path: Path) -> None:
@@ -210,16 +224,13 @@ def test_figures_that_are_drawn_no_more_are_removed(cpfl_command: Command, runs:
     assert (tmp_path / "outside.svg").is_file()
 
 
-def test_a_full_disk_is_one_sentence(cpfl_process: Command, runs: Path) -> None:
+def test_a_full_disk_is_one_sentence(runs: Path) -> None:
     """No figure is left behind."""
-    limits = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
-    (runs.parent / "sitecustomize.py").write_text(
-        f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); {limits}"
-    )
-    path = os.pathsep.join(filter(None, (str(runs.parent), os.environ.get("PYTHONPATH"))))
-    answer = cpfl_process("report", "runs", PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
-    assert answer.code == 2, answer.err
-    assert len(answer.err.splitlines()) == 1
-    assert "cannot write runs/figures" in answer.err
+    process = Program(("report", "runs"), runs.parent, os.environ, "tests.report.small_disk:cpfl")
+    code = process.wait()
+    _, err = process.communicate()
+    assert code == 2, err
+    assert len(err.splitlines()) == 1
+    assert "cannot write runs/figures" in err
     assert not (runs / "report.html").exists()
     assert list((runs / "figures").iterdir()) == []

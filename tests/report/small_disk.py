@@ -1,0 +1,15 @@
+"""cpfl where no file can be larger than 20 kB: every later byte meets a disk without space."""
+
+import resource
+import signal
+
+from tests import processes
+
+LARGEST = 20_000  # bytes
+
+
+def cpfl() -> None:
+    """The program."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, LARGEST))
+    processes.cpfl()
