@@ -36,24 +36,24 @@ hypothesis.settings.load_profile("patient")
 
 QUICK = ("--set", "max_rounds=5", "--set", "distillation.epochs=2")
 CLUSTER = "cluster"
-# Files of a minute and more, the longest first.
+# Files of half a minute and more, the longest first.
 LONG = (
     "runs/test_kill.py",
     "deploy/test_faults.py",
     "test_docs.py",
-    "test_user_files.py",
     "deploy/test_commands.py",
     "runs/test_joint_runs.py",
     "runs/test_sweep_kill.py",
-    "dashboard/test_live_page.py",
-    "test_real_data.py",
-    "dashboard/test_dashboard_server.py",
     "runs/test_writer.py",
     "deploy/test_deployed.py",
-    "engines/test_workers.py",
     "runs/test_determinism.py",
     "runs/test_rounds_kill.py",
+    "report/test_browser.py",
     "engines/test_lanes.py",
+    "dashboard/test_live_page.py",
+    "engines/test_workers.py",
+    "report/test_command.py",
+    "test_real_data.py",
 )
 
 
