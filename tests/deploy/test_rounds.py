@@ -19,12 +19,10 @@ from safetensors.torch import load_file
 import cpfl
 from cpfl.deploy.client import client_app
 from cpfl.deploy.server import serve
-from cpfl.engines.flower import message_loop, messages
+from cpfl.engines.flower import messages
 from cpfl.errors import CpflError, SettingError, StalledError
 
-from .grid import Nodes
-
-pytestmark = pytest.mark.timeout(60)
+from .grid import Nodes, VirtualClock
 
 RNG = np.random.default_rng(0)
 CENTRES = RNG.normal(0, 2, (4, 6))
@@ -80,19 +78,17 @@ def nodes() -> Nodes:
     return grid
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short pauses."""
-    monkeypatch.setattr(message_loop, "NODE_LIST_SECONDS", 0.0)
-    monkeypatch.setattr("cpfl.engines.flower.engine.RETRY_SECONDS", 0.1)
-    monkeypatch.setattr("cpfl.engines.flower.enrolment.PAUSE_SECONDS", 0.1)
-
-
-def deploy(grid: Nodes, path: Path, strategy: Callable[[int], Strategy] | None = None, **config: Any) -> cpfl.Run:
+def deploy(
+    grid: Nodes,
+    path: Path,
+    strategy: Callable[[int], Strategy] | None = None,
+    clock: VirtualClock | None = None,
+    **config: Any,
+) -> cpfl.Run:
     """One run into a folder."""
-    run_config = {"out": str(path), "wait-seconds": 0.5, "round-seconds": 0.3, "tries": 2, "device": "cpu", **config}
+    run_config = {"out": str(path), "wait-seconds": 60, "round-seconds": 60, "tries": 2, "device": "cpu", **config}
     context = Context(1, 0, {}, RecordDict(), run_config, 0)
-    serve(grid, context, model, TEST, PUBLIC, cpfl.Experiment(**SETTINGS), strategy)
+    serve(grid, context, model, TEST, PUBLIC, cpfl.Experiment(**SETTINGS), strategy, clock or VirtualClock())
     return cpfl.load_run(path)
 
 
@@ -274,22 +270,45 @@ def test_a_node_that_is_lost_in_the_middle_of_a_round(nodes: Nodes, tmp_path: Pa
     nodes.add(100, client_app(model, data, mods=[fault(change)]), client=0, min_clients=2)
     nodes.add(102, client_app(model, data, mods=[fault(change)]), client=2, min_clients=2)
     nodes.add(105, client_app(model, data, mods=[fault(change)]), client=5, min_clients=2)
-    run = deploy(nodes, tmp_path / "run", **{"round-seconds": 30})
+    clock = VirtualClock()
+    run = deploy(nodes, tmp_path / "run", clock=clock, **{"round-seconds": 10**6})
     assert run.summary["rounds"] == 6
+    assert {record["excluded"]["4"] for record in run.rounds if "4" in record.get("excluded", {})}
+    assert clock.now() < 10**3
 
 
 def test_a_late_node_takes_part(nodes: Nodes, tmp_path: Path) -> None:
     """Earlier rounds name it; it takes part from the next round on."""
-    late, seen = nodes.apps.pop(105), 0
+    late, seen, clock = nodes.apps.pop(105), 0, VirtualClock()
 
     def arrive(kind: str, content: RecordDict) -> None:
         nonlocal seen
         seen += kind == "train"
+        clock.seconds += 2.0 * (kind == "train")  # the server searches for new nodes every few seconds
         if seen == 2:
             nodes.apps[105] = late
 
     nodes.add(100, client_app(model, data, mods=[fault(arrive)]), client=0, min_clients=2)
-    run = deploy(nodes, tmp_path / "run", set="max_rounds=60")
+    run = deploy(nodes, tmp_path / "run", clock=clock, set="max_rounds=12")
+    mine = [record for record in run.rounds if record["cohort"] == cohort_of(run, 5)]
+    assert mine[0]["excluded"] == {"5": "not enrolled yet"}
+    assert 5 in mine[-1]["participants"]
+
+
+def test_a_node_that_is_slow_to_enrol_takes_part(nodes: Nodes, tmp_path: Path) -> None:
+    """It has not answered when the others begin; once it has, it is asked again."""
+    seen, clock = 0, VirtualClock()
+    nodes.silent[105] = "query.enrol"
+
+    def wake(kind: str, content: RecordDict) -> None:
+        nonlocal seen
+        seen += kind == "train"
+        clock.seconds += 2.0 * (kind == "train")
+        if kind == "train" and seen == 2:
+            nodes.wake(105)
+
+    nodes.add(100, client_app(model, data, mods=[fault(wake)]), client=0, min_clients=2)
+    run = deploy(nodes, tmp_path / "run", clock=clock, set="max_rounds=12")
     mine = [record for record in run.rounds if record["cohort"] == cohort_of(run, 5)]
     assert mine[0]["excluded"] == {"5": "not enrolled yet"}
     assert 5 in mine[-1]["participants"]
@@ -327,7 +346,7 @@ def test_a_node_that_claims_too_many_samples_is_refused(
             content["report"]["samples"] = 2**40
 
     nodes.add(104, client_app(model, data, mods=[fault(boast)]), client=4, min_clients=2)
-    run = deploy(nodes, tmp_path / "run", **{"wait-seconds": 0.5})
+    run = deploy(nodes, tmp_path / "run")
     assert all(4 not in record["participants"] for record in run.rounds)
 
 

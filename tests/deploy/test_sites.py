@@ -14,7 +14,6 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
 import cpfl
-from cpfl.deploy import sites
 from cpfl.deploy.client import client_app
 from cpfl.deploy.server import serve
 from cpfl.deploy.sites import collect, site_app
@@ -22,11 +21,8 @@ from cpfl.engines.flower import messages
 from cpfl.errors import CpflError
 from cpfl.runs.folder import load_state
 
-from .grid import Nodes
-from .test_rounds import PUBLIC, SETTINGS, TEST, TRAIN, fault, model, quick
-
-pytestmark = pytest.mark.timeout(60)
-_ = quick  # the same short pauses here
+from .grid import Nodes, VirtualClock
+from .test_rounds import PUBLIC, SETTINGS, TEST, TRAIN, fault, model
 
 EXPERIMENT = cpfl.Experiment(**SETTINGS)
 
@@ -43,12 +39,10 @@ def site(path: Path, clients: int, first: int, **config: Any) -> Path:
         grid.add(100 + client, client_app(model, data), client=client, min_clients=2)
     run_config = {
         "out": str(path),
-        "wait-seconds": 0.5,
-        "round-seconds": 0.3,
         "set": f"cohorts=1 clients={clients}",
         **config,
     }
-    serve(grid, Context(1, 0, {}, RecordDict(), run_config, 0), model, TEST, PUBLIC, EXPERIMENT)
+    serve(grid, Context(1, 0, {}, RecordDict(), run_config, 0), model, TEST, PUBLIC, EXPERIMENT, clock=VirtualClock())
     return path
 
 
@@ -59,13 +53,10 @@ def finished_sites(tmp_path: Path) -> list[Path]:
 
 def run_globally(nodes: Nodes, out: Path, **config: Any) -> cpfl.Run:
     run_config = {"out": str(out), "wait-seconds": 1, "device": "cpu", **config}
-    collect(nodes, Context(1, 0, {}, RecordDict(), run_config, 0), model, TEST, PUBLIC, EXPERIMENT)
+    collect(
+        nodes, Context(1, 0, {}, RecordDict(), run_config, 0), model, TEST, PUBLIC, EXPERIMENT, clock=VirtualClock()
+    )
     return cpfl.load_run(out)
-
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sites, "PAUSE_SECONDS", 0.1)
 
 
 def test_cohorts_at_different_sites(finished_sites: list[Path], tmp_path: Path, cpfl_command: Any) -> None:

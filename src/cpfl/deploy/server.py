@@ -19,6 +19,7 @@ from cpfl.data.split import Clients
 from cpfl.deploy import run_config
 from cpfl.deploy.client import known_task
 from cpfl.engines.create import torch_device
+from cpfl.engines.flower.clock import Clock
 from cpfl.engines.flower.engine import FlowerEngine, MakeStrategy
 from cpfl.engines.flower.enrolment import ClientRegistry, SecureCounts
 from cpfl.engines.flower.message_loop import MessageLoop
@@ -65,8 +66,9 @@ def serve(
     public: Any,
     source: Source,
     strategy: MakeStrategy = None,
+    clock: Clock | None = None,
 ) -> Path:
-    """One run from the first node to the global model; the run folder."""
+    """One run from the first node to the global model; the run folder. Time limits go by `clock`."""
     chosen, run = run_config.read(source, context.run_config)
     path = Path(run.out) if run.out else RUNS / new_name(chosen)
     folder = _unfinished(path, chosen)
@@ -75,7 +77,7 @@ def serve(
     device = torch_device(run.device)
     task = server_task(chosen, model, test, public)
     method.open_sessions(task)  # a session checks its settings: errors are raised before anything is written
-    registry = ClientRegistry(chosen, MessageLoop(grid), log.info)
+    registry = ClientRegistry(chosen, MessageLoop(grid, clock), log.info)
     registry.loop.run([registry.wait_for_clients(run.wait_seconds, run.begin_with or chosen.cohorts)])
     if folder:
         task = replace(restored(task, folder), cohorts=folder.about()["cohorts"])

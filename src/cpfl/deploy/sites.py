@@ -24,6 +24,7 @@ from cpfl.deploy import run_config
 from cpfl.deploy.server import LogCallback, ServerData, Source, log, log_result, server_task
 from cpfl.engines.create import torch_device
 from cpfl.engines.flower import messages
+from cpfl.engines.flower.clock import Clock
 from cpfl.engines.flower.engine import FlowerEngine
 from cpfl.engines.flower.message_loop import Call, Conversation, MessageLoop, pause
 from cpfl.engines.flower.messages import ARRAYS, REPORT, Refused
@@ -91,15 +92,23 @@ def collector_app(model: UserModel, test: ServerData, public: ServerData, experi
     return app
 
 
-def collect(grid: Grid, context: Context, model: UserModel, test: Any, public: Any, source: Source) -> Path:
-    """One global run from the first teacher to the global model; the run folder."""
+def collect(
+    grid: Grid,
+    context: Context,
+    model: UserModel,
+    test: Any,
+    public: Any,
+    source: Source,
+    clock: Clock | None = None,
+) -> Path:
+    """One global run from the first teacher to the global model; the run folder. Time limits go by `clock`."""
     chosen, run = run_config.read(source, context.run_config)
     path = Path(run.out) if run.out else RUNS / new_name(chosen)
     RunFolder.check_free(path)
     device, began = torch_device(run.device), time.perf_counter()
     like = server_task(chosen, model, test, public)
     needed = max(1, round(chosen.distillation.quorum * chosen.cohorts))
-    loop = MessageLoop(grid)
+    loop = MessageLoop(grid, clock)
     sites = loop.run([_collect_sites(loop, like, needed, run.wait_seconds)])[0]
     sizes = {"clients": sum(site.clients for site in sites), "cohorts": len(sites), "distillation.quorum": 1.0}
     task = server_task(experiment_file.with_settings(chosen, sizes), model, test, public)
@@ -125,7 +134,7 @@ def collect(grid: Grid, context: Context, model: UserModel, test: Any, public: A
 def _collect_sites(loop: MessageLoop, like: Task, needed: int, seconds: float) -> Conversation:
     """Request teachers until `needed` sites have sent theirs; their results in the order of the cohorts."""
     found: dict[int, SiteResult] = {}  # by node
-    last_useful = time.monotonic()
+    last_useful = loop.clock.now()
     while True:
         waiting = sorted(loop.connected(refresh=True) - found.keys() - loop.busy)
         requests = dict.fromkeys(waiting, messages.answer({}))
@@ -136,13 +145,13 @@ def _collect_sites(loop: MessageLoop, like: Task, needed: int, seconds: float) -
             except Refused as why:
                 log.info("the result of node %d is not used: %s", node, why)
                 continue
-            last_useful = time.monotonic()
+            last_useful = loop.clock.now()
             if site is not None and site.cohort not in [one.cohort for one in found.values()]:
                 found[node] = site
                 log.info("cohort %d: %d rounds by %d clients", site.cohort, len(site.records), site.clients)
         if len(found) >= needed:
             return sorted(found.values(), key=lambda site: site.cohort)
-        if time.monotonic() - last_useful > seconds:
+        if loop.clock.now() - last_useful > seconds:
             sent = f"{len(found)} of {needed} sites sent a teacher"
             raise CpflError(f"{sent}, and for {seconds:.0f} s no site answered (wait-seconds)")
         yield pause(PAUSE_SECONDS)

@@ -11,7 +11,6 @@ close    the cohort's next model from checked answers in the order of the client
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -161,7 +160,8 @@ class FlowerEngine(Engine):
             algorithm = SessionAlgorithm(session, self._task, self._registry)
         else:
             algorithm = StrategyAlgorithm(self._strategy(session.cohort), session, self._registry)
-        began = time.monotonic()
+        clock = self._registry.loop.clock
+        began = clock.now()
         trained: RoundResult | None = None  # the last round, until it is evaluated
         failed = 0
         while not session.stopped:
@@ -173,8 +173,8 @@ class FlowerEngine(Engine):
             following = self._aggregate(algorithm, number, model, updates, excluded)
             if trained:
                 size = sum(answer.bytes for client, answer in answers.items() if client not in selected)
-                result = _evaluated(trained, answers, time.monotonic() - began, size)
-                began = time.monotonic()
+                result = _evaluated(trained, answers, clock.now() - began, size)
+                began = clock.now()
                 on_round(session, session.close_round(result))
             trained = following
             if trained or session.stopped:

@@ -52,12 +52,11 @@ class ClientRegistry:
 
     def wait_for_clients(self, seconds: float, needed: int) -> Conversation:
         """Wait until all clients have enrolled, or for so long; then at least `needed` must have."""
-        clients, remaining = self._experiment.clients, seconds
-        while len(self.enrolled) < clients and remaining > 0:
+        clients, end = self._experiment.clients, self.loop.clock.now() + seconds
+        while len(self.enrolled) < clients and (remaining := end - self.loop.clock.now()) > 0:
             yield from self._enrol(self.loop.connected(refresh=True), min(remaining, ENROL_SECONDS))
             if len(self.enrolled) < clients:
                 yield pause(PAUSE_SECONDS)
-                remaining -= PAUSE_SECONDS
         enrolled, missing = len(self.enrolled), sorted(set(range(clients)) - self.enrolled.keys())
         if enrolled < needed:
             raise CpflError(
@@ -94,7 +93,7 @@ class ClientRegistry:
         if not new:
             return
         answers = yield Call(ENROL, dict.fromkeys(sorted(new), messages.answer({})), seconds)
-        self._known |= answers.keys()
+        self._known |= answers.keys() - self.loop.busy  # one that is only slow is asked again
         for node, answer in answers.items():
             try:
                 client = answer.read(partial(self._checked, node, connected))

@@ -5,7 +5,7 @@ and one request to the SuperLink serve all of them, so cohorts run side by side 
 twentieth of the time it has waited, between 0.1 and 3 seconds; Flower's `send_and_receive` always sleeps for three.
 """
 
-import time
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from cpfl.engines.flower import messages
+from cpfl.engines.flower.clock import Clock
 from cpfl.engines.flower.messages import Refused
 
 Result = TypeVar("Result")
@@ -65,20 +66,20 @@ class _OpenCall:
     waiting: dict[str, int] = field(default_factory=dict)  # message id → node
     answers: dict[int, Answer] = field(default_factory=dict)
 
-    def take(self, number: str, reply: Message | None, reason: str) -> None:
+    def take(self, number: str, reply: Message | None, reason: str, now: float) -> None:
         """Keep a node's reply, or the reason why there is none."""
         node = self.waiting.pop(number)
         size = messages.size(self.call.contents[node]) + (messages.size(reply.content) if reply else 0)
-        self.answers[node] = Answer(reply, reason, time.monotonic() - self.began, size)
+        self.answers[node] = Answer(reply, reason, now - self.began, size)
 
 
 class MessageLoop:
     """Sends and receives all messages of the server."""
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+    def __init__(self, grid: Grid, clock: Clock | None = None) -> None:
+        self.grid, self.clock = grid, clock or Clock()
         self._overdue: dict[str, int] = {}  # messages whose call has ended → node
-        self._listed, self._connected = -NODE_LIST_SECONDS, set[int]()
+        self._listed, self._connected = -math.inf, set[int]()
 
     @property
     def busy(self) -> set[int]:
@@ -87,7 +88,7 @@ class MessageLoop:
 
     def connected(self, refresh: bool = False) -> set[int]:
         """The connected nodes, as of a few seconds ago at most."""
-        now = time.monotonic()
+        now = self.clock.now()
         if refresh or now - self._listed >= NODE_LIST_SECONDS:
             self._listed, self._connected = now, set(self.grid.get_node_ids())
         return self._connected
@@ -106,11 +107,11 @@ class MessageLoop:
         for conversation in (*conversations, *background):
             advance(conversation)
         while not set(conversations) <= results.keys():
-            now = time.monotonic()
+            now = self.clock.now()
             waited, left = now - max(one.began for one in opened), min(one.deadline for one in opened) - now
-            time.sleep(max(0.0, min(max(MIN_SLEEP, SLEEP_SHARE * waited), MAX_SLEEP, left)))
+            self.clock.sleep(max(0.0, min(max(MIN_SLEEP, SLEEP_SHARE * waited), MAX_SLEEP, left)))
             self._pull(opened)
-            now = time.monotonic()
+            now = self.clock.now()
             for one in [one for one in opened if now >= one.deadline or (one.answers and not one.waiting)]:
                 self._give_up(one, "no answer in time", one.waiting)
                 opened.remove(one)
@@ -118,7 +119,7 @@ class MessageLoop:
         return [results[one] for one in conversations]
 
     def _send(self, conversation: Conversation, call: Call) -> _OpenCall:
-        now, ttl = time.monotonic(), call.seconds + GRACE_SECONDS
+        now, ttl = self.clock.now(), call.seconds + GRACE_SECONDS
         opened = _OpenCall(conversation, call, now, now + call.seconds)
         outgoing = [Message(content, node, call.kind, ttl=ttl) for node, content in call.contents.items()]
         for node, number in zip(call.contents, self.grid.push_messages(outgoing) if outgoing else [], strict=True):
@@ -136,7 +137,8 @@ class MessageLoop:
                 self._overdue.pop(number, None)  # too late, but the node is free again
                 if number in waiting:
                     failed = reply.has_error()
-                    waiting[number].take(number, None if failed else reply, _error_line(reply) if failed else "")
+                    reason = _error_line(reply) if failed else ""
+                    waiting[number].take(number, None if failed else reply, reason, self.clock.now())
         for one in opened if waiting else []:
             connected = self.connected()
             lost = {number: node for number, node in one.waiting.items() if node not in connected}
@@ -144,7 +146,7 @@ class MessageLoop:
 
     def _give_up(self, call: _OpenCall, reason: str, numbers: Mapping[str, int]) -> None:
         for number, node in list(numbers.items()):
-            call.take(number, None, reason)
+            call.take(number, None, reason, self.clock.now())
             if node in self.connected():  # a lost node will never answer
                 self._overdue[number] = node
 
