@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.gate import Gate
-from tests.cluster.nodes import Nodes, kill_started
+from tests.cluster.nodes import Nodes, kill_started, zygote
 
 import cpfl
 
@@ -30,6 +30,8 @@ def cluster() -> Iterator[Nodes]:
         yield nodes
     finally:
         nodes.end()
+        zygote().end()
+        zygote.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shutil
@@ -15,29 +17,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# `ray start`, but nobody beyond this machine can reach it: Ray would take another address for 127.0.0.1.
-START = """
-from ray._private import services
-services.resolve_ip_for_localhost = lambda host: host
-from ray.scripts.scripts import main
-main()
-"""
+from tests.cluster.zygote import RAY, Fork, Zygote
+
+# Ray's own time limits must not end what is only slow. A lost node is found soon, because its ports are closed.
+PATIENCE = {"health_check_period_ms": 500, "health_check_timeout_ms": 120_000, "worker_register_timeout_seconds": 900}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 LOOPBACK = {**QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the same, for drivers
-UP_SECONDS = 200.0
-STARTED: list[subprocess.Popen[str]] = []  # programs that a test began
+STARTED: list[Fork] = []  # programs that a test began
 STORE = 80 * 2**20  # bytes of a node's object store: the smallest that Ray takes
 
 
-def until(ready: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait for something for a limited time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+zygote = functools.cache(Zygote)  # one for all tests
+Process = Fork | subprocess.Popen[bytes]
+
+
+def until(ready: Callable[[], Any], process: Process) -> Any:
+    """Wait for something that happens while a process lives, however slow the machine is."""
+    while True:
+        alive = process.poll() is None
         found = ready()
         if found:
             return found
-        time.sleep(0.1)
-    raise AssertionError(f"{what}: not in {seconds:.0f} s")
+        assert alive, f"the process ended before{': ' + process.communicate()[0] if process.stdout else ''}"
+        time.sleep(0.05)
 
 
 class Nodes:
@@ -48,70 +50,84 @@ class Nodes:
             port = door.getsockname()[1]
         self.address = f"127.0.0.1:{port}"
         self._folder = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Process] = []
         self._started = 0
         where = ["--head", f"--port={port}", f"--temp-dir={self._folder}", "--include-dashboard=false"]
         try:
-            self._start(*where, "--num-cpus=0")
+            self._start(*where, "--num-cpus=0", f"--system-config={json.dumps(PATIENCE)}")
             for _ in range(nodes):  # one after the other: two that start at once on one address get in each other's way
                 self.add()
         except BaseException:
             self.end()
             raise
 
-    def add(self, cpus: int = 1, gpus: int = 0, **variables: str) -> subprocess.Popen[bytes]:
-        """One more node, with these environment variables. Its GPUs are only claimed: Ray does not check."""
+    def add(self, cpus: int = 1, gpus: int = 0, **variables: str) -> Process:
+        """One more node. Its GPUs are only claimed: Ray does not check. With environment variables it is a new
+        interpreter, in which they can change what is imported."""
         resources = [f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
         return self._start(f"--address={self.address}", *resources, **variables)
 
-    def _start(self, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+    def _start(self, *words: str, **variables: str) -> Process:
         common = ["--block", "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE}", "--disable-usage-stats"]
         self._started += 1
-        with open(Path(self._folder) / f"node-{self._started}.log", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", START, "start", *words, *common],
-                env={**os.environ, **QUIET, **variables}, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        process: Process
+        environment = {**os.environ, **QUIET, **variables, "NODE_FOLDER": self._folder}
+        with open(Path(self._folder) / f"node-{self._started}.log", "wb") as log, open(os.devnull, "rb") as nothing:
+            if variables:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", RAY, "start", *words, *common],
+                    env=environment, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+            else:
+                files = [nothing.fileno(), log.fileno(), log.fileno()]
+                process = zygote().start("node", ["start", *words, *common], None, environment, files)
         self._processes.append(process)
         started = Path(log.name)
-        until(lambda: b"Ray runtime started" in started.read_bytes(), UP_SECONDS, "a node of Ray starts")
+        try:
+            until(lambda: b"Ray runtime started" in started.read_bytes(), process)
+        except AssertionError as error:
+            raise AssertionError(f"a node of Ray does not start: {started.read_text()[-3000:]}") from error
         return process
 
-    def remove(self, process: subprocess.Popen[bytes]) -> None:
+    def remove(self, process: Process) -> None:
         """Kill all its processes at once."""
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(120)
-        self._processes.remove(process)
+        self._signal(process, signal.SIGKILL)
 
-    def dismiss(self, process: subprocess.Popen[bytes]) -> None:
+    def dismiss(self, process: Process) -> None:
         """Stop it with SIGTERM, so that the head knows at once."""
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(120)
+        self._signal(process, signal.SIGTERM)
+
+    def _signal(self, process: Process, number: int) -> None:
+        os.killpg(process.pid, number)
+        process.wait()
         self._processes.remove(process)
 
     def end(self) -> None:
         """Stop all processes and delete their files."""
-        for process in reversed(self._processes):
-            os.killpg(process.pid, signal.SIGTERM)
         for process in self._processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def cpfl(*words: str | Path) -> list[str]:
-    """The program as a user calls it."""
-    return [sys.executable, "-m", "cpfl", *map(str, words)]
+def start(*words: str | Path, cwd: Path | None = None) -> Fork:
+    """The program as a user calls it, in the background."""
+    return _begin("cpfl", [*map(str, words)], cwd)
 
 
-def start(*words: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
-    """In the background."""
-    process = subprocess.Popen(
-        cpfl(*words), cwd=cwd, env={**os.environ, **LOOPBACK}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+def python(code: str, *words: object) -> Fork:
+    """A text of Python as a program, in the background."""
+    return _begin("code", [code, *map(str, words)], None)
+
+
+def _begin(kind: str, words: list[str], cwd: Path | None) -> Fork:
+    (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
+    files = [theirs_in, theirs_out, theirs_out]
+    process = zygote().start(kind, words, cwd, {**os.environ, **LOOPBACK}, files)
+    os.close(theirs_in)
+    os.close(theirs_out)
+    process.stdin, process.stdout = os.fdopen(ours_in, "w"), os.fdopen(ours_out)
     STARTED.append(process)
     return process
 
@@ -121,16 +137,21 @@ def kill_started() -> None:
     for process in STARTED:
         process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        process.stdin.close()
+        process.stdout.close()
     STARTED.clear()
 
 
-def ended(process: subprocess.Popen[str]) -> str:
+def ended(process: Fork) -> str:
     """What it said, if all went well."""
-    said, _ = process.communicate(timeout=250)
-    assert process.returncode == 0, said
-    return said
+    text, _ = process.communicate()
+    assert process.returncode == 0, text
+    return text
+
+
+def said(process: Fork) -> list[Any]:
+    """The lines of JSON that it said, if all went well; Ray may say other things."""
+    return [json.loads(line) for line in ended(process).splitlines() if line.startswith(("[", "{"))]
 
 
 def settings(changes: dict[str, Any]) -> list[str]:
@@ -158,17 +179,15 @@ def workers(run: Path) -> list[dict[str, Any]]:
     return found
 
 
-def at_work(process: subprocess.Popen[str], run: Path, least: int) -> list[dict[str, Any]]:
+def at_work(process: Fork, run: Path, least: int) -> list[dict[str, Any]]:
     """The workers with cohorts, as soon as at least `least` have some and four rounds are closed."""
 
     def found() -> list[dict[str, Any]]:
-        if process.poll() is not None:
-            raise AssertionError(f"the run ended before {least} workers were seen at work:\n{ended(process)}")
         those = [worker for worker in workers(run) if worker["cohorts"]]
         done = sum(map(len, rounds(run).values())) if (run / "rounds").is_dir() else 0
         return those if len(those) >= least and done >= 4 else []
 
-    busy: list[dict[str, Any]] = until(found, 240, f"{least} workers train")
+    busy: list[dict[str, Any]] = until(found, process)
     return busy
 
 

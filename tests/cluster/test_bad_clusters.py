@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.nodes import LOOPBACK, Nodes
+from tests.cluster.nodes import STARTED, Nodes, python, said
 from tests.cluster.test_user_files import written
 from tests.conftest import Command
 
@@ -52,20 +49,16 @@ Refused = Callable[..., str]
 def refused(cluster: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The one sentence with which a run on the cluster is refused."""
     out = tmp_path_factory.mktemp("refused") / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-c", AGAIN],
-        env={**os.environ, **LOOPBACK}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
+    process = python(AGAIN)
+    STARTED.remove(process)  # it ends after the last test, not after the first
 
     def ask(*words: str | Path) -> str:
         options = ["--engine", "ray", "--address", cluster.address, "--out", out]
         print(json.dumps(["run", "digits", *map(str, [*words, *options])]), file=process.stdin, flush=True)
-        code, said = json.loads(process.stdout.readline())
-        assert code == 2, said
+        code, text = json.loads(process.stdout.readline())
+        assert code == 2, text
         assert not out.exists()
-        (line,) = said.strip().splitlines()
+        (line,) = text.strip().splitlines()
         return str(line)
 
     with contextlib.closing(process.stdin), contextlib.closing(process.stdout):
@@ -100,13 +93,14 @@ def test_no_cluster_at_the_address(cpfl_command: Command, tmp_path: Path) -> Non
     answer = cpfl_command("run", "digits", "--engine", "ray", "--address", f"127.0.0.1:{port}", "--out", "run")
     assert answer.code == 2
     (said,) = answer.err.strip().splitlines()
-    assert f"there is no Ray cluster at address = 127.0.0.1:{port}" in said
+    assert f"there is no Ray cluster at address = 127.0.0.1:{port}" in text
     assert not (tmp_path / "run").exists()
 
 
 # A process that is connected to the cluster already names it, or another one.
 REACHED = """
-import sys
+import json, sys, warnings
+warnings.simplefilter("ignore")
 import ray
 from cpfl.engines.ray import ClusterConfig, cluster
 from cpfl.errors import ClusterError
@@ -117,22 +111,17 @@ for address in (sys.argv[1], f"localhost:{port}", "auto", "", f"192.0.2.1:{port}
     try:
         with cluster.connection(ClusterConfig(address)):
             pass
-        print(address, ray.is_initialized())
+        print(json.dumps([address, ray.is_initialized()]))
     except ClusterError as error:
-        print(error)
+        print(json.dumps([str(error), ray.is_initialized()]))
 """
 
 
 @pytest.mark.cluster
 def test_another_cluster_than_the_one_in_use(cluster: Nodes) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REACHED, cluster.address],
-        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    *same, elsewhere, nowhere = done.stdout.splitlines()
-    assert len(same) == 4
-    assert all(line.endswith(" True") for line in same)
+    *same, (elsewhere, _), (nowhere, _) = said(python(REACHED, cluster.address))
+    assert [connected for _, connected in same] == [True] * 4
+    assert [address for address, _ in same[2:]] == ["auto", ""]
     in_use = f"this process uses the Ray cluster at {cluster.address} already, not address = "
     assert elsewhere.startswith(f"{in_use}192.0.2.1:")
     assert nowhere == f"{in_use}127.0.0.1:1: say that one"
@@ -140,10 +129,10 @@ def test_another_cluster_than_the_one_in_use(cluster: Nodes) -> None:
 
 @pytest.mark.cluster
 def test_a_cluster_that_lacks_what_is_wanted(refused: Refused, cluster: Nodes, tmp_path: Path) -> None:
-    said = refused("--workers", "9")
-    assert "has 2 CPUs: 9 workers, each with a CPU, do not fit there; allowed: workers = 1 to 2" in said
-    said = refused("--device", "cuda")
-    assert f"device = cuda asks for GPUs, and the Ray cluster at {cluster.address} has none that Ray knows of" in said
+    text = refused("--workers", "9")
+    assert "has 2 CPUs: 9 workers, each with a CPU, do not fit there; allowed: workers = 1 to 2" in text
+    text = refused("--device", "cuda")
+    assert f"device = cuda asks for GPUs, and the Ray cluster at {cluster.address} has none that Ray knows of" in text
     assert "does not see node_data" in refused("--node-data", tmp_path / "nowhere")
 
 
@@ -152,9 +141,9 @@ def test_gpus_that_are_too_few_or_of_no_use(refused: Refused, cluster: Nodes) ->
     """A node claims two GPUs and five CPUs; torch finds no GPU there."""
     node = cluster.add(cpus=5, gpus=2)
     try:
-        said = refused("--gpu-share", "0.2", "--workers", "6")
-        assert "has 7 CPUs and 2 GPUs: 6 workers, each with 0.2 GPU and a CPU of one node, do not fit there" in said
-        assert said.endswith("allowed: workers = 1 to 5")
+        text = refused("--gpu-share", "0.2", "--workers", "6")
+        assert "has 7 CPUs and 2 GPUs: 6 workers, each with 0.2 GPU and a CPU of one node, do not fit there" in text
+        assert text.endswith("allowed: workers = 1 to 5")
         assert "allowed: workers = 1 to 2" in refused("--gpu-share", "0.6", "--workers", "3")
         assert "cannot use there: install a torch for them on all nodes, or set device = cpu" in refused()
         assert "allowed: workers = 1 to 7" in refused("--device", "cpu", "--workers", "8")
@@ -166,17 +155,17 @@ def test_gpus_that_are_too_few_or_of_no_use(refused: Refused, cluster: Nodes) ->
 def test_nodes_with_other_data_than_the_driver(refused: Refused, tmp_path: Path) -> None:
     driver, nodes = written(tmp_path / "driver"), written(tmp_path / "nodes")
     shutil.copyfile(nodes / "mine/test-00000-of-00001.parquet", nodes / "mine/train-00000-of-00001.parquet")
-    said = refused("--set", "data.train=mine", "--data", driver, "--node-data", nodes)
-    assert f"the train data in node_data = {nodes} are not the driver's: checksums differ" in said
+    text = refused("--set", "data.train=mine", "--data", driver, "--node-data", nodes)
+    assert f"the train data in node_data = {nodes} are not the driver's: checksums differ" in text
 
 
 @pytest.mark.cluster
 def test_a_model_that_only_the_driver_has(refused: Refused, tmp_path: Path) -> None:
     named = ["--set", "model.name=only_here:Net"]
-    said = refused(*named)
-    assert "a worker of the Ray cluster cannot load the experiment (No module named 'only_here')" in said
-    said = refused(*named, "--node-data", tmp_path)
-    assert "model.name = 'only_here:Net' cannot be loaded: No module named 'only_here'" in said
+    text = refused(*named)
+    assert "a worker of the Ray cluster cannot load the experiment (No module named 'only_here')" in text
+    text = refused(*named, "--node-data", tmp_path)
+    assert "model.name = 'only_here:Net' cannot be loaded: No module named 'only_here'" in text
 
 
 @pytest.mark.cluster
@@ -188,9 +177,9 @@ def test_other_versions_on_a_node(refused: Refused, cluster: Nodes, tmp_path: Pa
             about = tmp_path / f"{name}-0.0.1.dist-info"
             about.mkdir()
             (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.1\n")
-            said = refused()
-            assert f" has {name} 0.0.1, this driver has " in said
-            assert said.endswith("install the same on all nodes")
+            text = refused()
+            assert f" has {name} 0.0.1, this driver has " in text
+            assert text.endswith("install the same on all nodes")
             shutil.rmtree(about)
         source = Path(package.__file__).parent
         shutil.copytree(source, tmp_path / "cpfl", ignore=shutil.ignore_patterns("__pycache__"))

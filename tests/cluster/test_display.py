@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,21 +50,22 @@ def test_the_live_view_shows_them() -> None:
 
 def test_the_dashboard_reads_what_is_fresh_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
-    assert worker_pool("run", tmp_path, time.time()) is None
+    assert worker_pool("run", tmp_path, 0.0) is None
     path.write_text(json.dumps(LOAD))
-    found = worker_pool("run", tmp_path, time.time())
+    written = path.stat().st_mtime
+    found = worker_pool("run", tmp_path, written)
     assert found is not None
     assert found["dashboard"] == "http://127.0.0.1:8265"
     assert found["workers"][0] == {
         "worker": "worker 0", "node": "n1", "device": "cpu", "load": "97 %", "speed": "1,234", "cohorts": "3, 1",
     }  # fmt: skip
-    assert worker_pool("run", tmp_path, time.time() + 3600) is None
+    assert worker_pool("run", tmp_path, written + 3600) is None
     path.write_text(json.dumps({**LOAD, "dashboard": "javascript:alert(1)"}))
-    found = worker_pool("run", tmp_path, time.time())
+    found = worker_pool("run", tmp_path, path.stat().st_mtime)
     assert found is not None
     assert found["dashboard"] == ""
     path.write_text('{"workers": [{')
-    assert worker_pool("run", tmp_path, time.time()) is None
+    assert worker_pool("run", tmp_path, path.stat().st_mtime) is None
 
 
 def in_a_browser(test: Callable[..., None]) -> Callable[..., None]:

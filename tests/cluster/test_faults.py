@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from tests.cluster.nodes import Nodes, at_work, ended, events, rounds, same, set
 
 pytestmark = pytest.mark.cluster
 LARGE = {**SMALL, "model.args.hidden": 1000}  # 300 KB: Ray leaves it on the worker's node
-# The teachers label forty views of the public set, one after the other.
+# The teachers label four views of the public set, one after the other.
 LABELLING = {
-    **SMALL, "distillation.augment": "flip", "distillation.same_views": "true", "distillation.views": 40,
-    "distillation.epochs": 40,
+    **SMALL, "distillation.augment": "flip", "distillation.same_views": "true", "distillation.views": 4,
+    "distillation.epochs": 4,
 }  # fmt: skip
 
 
@@ -39,7 +38,7 @@ def test_a_worker_is_killed_and_a_node_is_removed(
     lost = next(worker["pid"] for worker in found if os.getpgid(worker["pid"]) == node.pid)
     victim = next(worker["pid"] for worker in found if worker["pid"] != lost)
     os.kill(victim, signal.SIGKILL)
-    until(lambda: died(out), 200, "the death of the worker is seen")
+    until(lambda: died(out), process)
     cluster.remove(node)
     gate.open()
     said = ended(process)
@@ -65,7 +64,8 @@ def test_a_node_is_removed_with_models_in_its_store(
     lost = next(worker["pid"] for worker in found if os.getpgid(worker["pid"]) == node.pid)
     process.send_signal(signal.SIGSTOP)
     gate.open()
-    time.sleep(3)  # the worker's open call for messages is answered, and the answer is stored on its node
+    # Its third round, and so the answer to the open call for messages, is stored on its node when it begins the fifth.
+    until(lambda: gate.begun(5, lost), process)
     cluster.remove(node)
     process.send_signal(signal.SIGCONT)
     ended(process)
@@ -88,19 +88,20 @@ def test_the_driver_is_killed_and_resumed_and_a_worker_dies_while_teachers_label
 ) -> None:
     out = tmp_path / "run"
     options = ["--address", cluster.address, "--workers", "2"]
-    held = gate.settings(LABELLING)
+    held = gate.settings(LABELLING) | gate.distillation(out)
     process = start("run", "digits", *settings(held), "--engine", "ray", *options, "--out", out)
     at_work(process, out, 2)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate()
     assert 0 < sum(map(len, rounds(out).values())) < 48
 
     gate.open()
     process = start("resume", out, *options)
     epochs = out / "epochs.jsonl"
-    until(epochs.is_file, 120, "the student trains")
+    until(epochs.is_file, process)
     victim = workers(out)[0]["pid"]
     os.kill(victim, signal.SIGSTOP)  # it has a part of the next view's targets, or gets one
+    gate.open_distillation()
     labelling: dict[int, bool] = {}  # by time of the report: whether it was reported to label
 
     def waited_for() -> bool:
@@ -109,7 +110,7 @@ def test_the_driver_is_killed_and_resumed_and_a_worker_dies_while_teachers_label
         labelling[(out / "workers.json").stat().st_mtime_ns] = said.get(victim) == 1.0
         return len(labelling) > 3 and all(list(labelling.values())[-3:])
 
-    until(waited_for, 200, "it is seen to label")
+    until(waited_for, process)
     os.kill(victim, signal.SIGKILL)
     said = ended(process)
     same(out, plain(held))

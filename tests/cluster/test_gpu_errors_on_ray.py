@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cluster.conftest import SMALL
-from tests.cluster.nodes import LOOPBACK, Nodes, ended, events, same, settings, start
+from tests.cluster.nodes import Nodes, ended, events, python, said, same, settings, start
 
 from cpfl.federation.selection.base import CohortInfo, Random
 
@@ -64,7 +62,7 @@ def test_a_gpu_that_is_full_costs_a_worker_not_the_run(
 
 # Loading the task takes longer than a worker may wait for a slot; then there are more workers than slots.
 SLOW = """
-import sys, time
+import itertools, json, os, sys, time
 import ray
 from cpfl.settings import experiment_file
 from cpfl.data.federated import Given
@@ -73,37 +71,41 @@ from cpfl.errors import ClusterError
 from cpfl.task.task import build_task
 
 class Slow:
-    def __init__(self, task): self.task = task
-    def __reduce__(self): return slowly, (self.task,)
+    def __init__(self, task, gate): self.task, self.gate = task, gate
+    def __reduce__(self): return slowly, (self.task, self.gate)
 
-def slowly(task):
-    time.sleep(40)  # a little more than the time for placement: a slow machine may need almost all of that
+def slowly(task, gate):
+    while os.path.exists(gate):
+        time.sleep(0.05)
     return task
 
-pool.PLACEMENT_SECONDS = 39.0
-config = ClusterConfig(sys.argv[1])
+def clock():
+    # The time limit passes when all workers have their slots, and nothing is loaded before it has passed.
+    placed = len(workers.workers) == 2 and all(worker.placed for worker in workers.workers)
+    if placed and os.path.exists(gate):
+        os.unlink(gate)
+    return 2 * pool.PLACEMENT_SECONDS * placed
+
+config, gate = ClusterConfig(sys.argv[1]), sys.argv[2]
 connection = cluster.connection(config)
 connection.__enter__()
 found = cluster.check_cluster(config, 2)
-workers = pool.WorkerPool(found, ray.put(Slow(build_task(experiment_file.load("digits"), [], Given()))))
-began = time.monotonic()
+task = ray.put(Slow(build_task(experiment_file.load("digits"), [], Given()), gate))
+workers = pool.WorkerPool(found, task, lambda: 0.0)
+workers.clock = clock
 workers.start()
-placed = all(worker.placed for worker in workers.workers)
-print(len(workers.ready), placed, time.monotonic() - began > pool.PLACEMENT_SECONDS)
-pool.PLACEMENT_SECONDS = 5.0
+print(json.dumps([len(workers.ready), [worker.placed for worker in workers.workers]]))
 try:
-    pool.WorkerPool(found, None).start()
+    pool.WorkerPool(found, None, itertools.count(0, 100).__next__).start()
 except ClusterError as error:
-    print(error)
+    print(json.dumps([str(error)]))
 """
 
 
-def test_a_worker_that_loads_for_long_has_its_slot(cluster: Nodes) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SLOW, cluster.address],
-        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    loaded, late = done.stdout.splitlines()
-    assert loaded == "2 True True"
-    assert late.startswith("2 of 2 workers found no free slot on the Ray cluster in 5 s")
+def test_a_worker_that_loads_for_long_has_its_slot(cluster: Nodes, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    loaded, (late,) = said(python(SLOW, cluster.address, gate))
+    assert not gate.exists()
+    assert loaded == [2, [True, True]]
+    assert late.startswith("2 of 2 workers found no free slot on the Ray cluster in 300 s")

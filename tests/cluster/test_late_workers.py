@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.cluster.nodes import LOOPBACK, Nodes
+from tests.cluster.nodes import Nodes, python, said
 
 import cpfl
 
@@ -34,8 +31,7 @@ engine = RayEngine(task, ClusterConfig(sys.argv[1]), 3, notes.append)
 engine.on_event = lambda event, **facts: happened.append([event, facts["why"]])
 print(json.dumps(engine.spread(job, [], range(6))), flush=True)
 sys.stdin.readline()
-end = time.monotonic() + 120
-while time.monotonic() < end and not any(event == "worker given up" for event, why in happened):
+while not any(event == "worker given up" for event, why in happened):
     answers = engine.spread(job, [], range(6))
     time.sleep(0.2)
 print(json.dumps([answers, happened, notes]))
@@ -53,19 +49,15 @@ def changed(folder: Path) -> Path:
 
 def test_a_node_with_other_code_does_not_replace_one_that_is_lost(cluster: Nodes, tmp_path: Path) -> None:
     good = cluster.add()
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORK, cluster.address],
-        env={**os.environ, **LOOPBACK}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
+    process = python(WORK, cluster.address)
     assert json.loads(process.stdout.readline()) == [0, 2, 4, 6, 8, 10]
     other = cluster.add(PYTHONPATH=str(changed(tmp_path)))
     try:
         cluster.remove(good)
-        said, _ = process.communicate("continue\n", timeout=200)
+        process.stdin.write("continue\n")
+        ((answers, happened, notes),) = said(process)
     finally:
         cluster.dismiss(other)
-    answers, happened, notes = json.loads(said.splitlines()[-1])  # Ray has said something of the node before
     assert answers == [0, 2, 4, 6, 8, 10]
     assert happened[0][0] == "worker died"  # with the node, and so may others before that is known to be lost
     refused = [[event, why] for event, why in happened[1:] if "its node has died" not in why]

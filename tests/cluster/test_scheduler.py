@@ -45,7 +45,7 @@ def test_cohorts_of_a_slow_worker_move_between_rounds(
     gate.open()
     try:
         free = lambda: any(w["pid"] == quick["pid"] and not w["cohorts"] for w in workers(out))  # noqa: E731
-        until(free, 120, "the other worker is free")
+        until(free, process)
     finally:
         os.kill(slow["pid"], signal.SIGCONT)
     assert "Ray: 2 workers on 3 nodes, a core each" in ended(process)

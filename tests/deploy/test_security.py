@@ -4,54 +4,48 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cpfl.deploy import _flower_internals as internals
 from cpfl.deploy.local_fleet import CA, HOST, KEY, free_port, make_certificate, make_node_key
 
 from .conftest import Fleet
 
-pytestmark = [pytest.mark.fleet, pytest.mark.timeout(290)]
+pytestmark = pytest.mark.fleet
 
 
 def knock(fleet: Fleet, name: str, *words: object) -> subprocess.Popen[bytes]:
-    """A stock node that tries once."""
-    start = ["flower-supernode", "--superlink", fleet.address, "--host", HOST, "--port", free_port()]
-    return fleet._start(name, [*start, "--max-retries", 0, "--max-wait-time", 20, *words])
+    """A node with these options."""
+    program = fleet._prefork_server() / internals.NODE
+    return fleet._start(name, [program, "--superlink", fleet.address, "--host", HOST, "--port", free_port(), *words])
 
 
-def ended(process: subprocess.Popen[bytes], seconds: float = 120.0) -> int:
-    return process.wait(seconds)
-
-
-def test_only_registered_nodes_connect(fleet: Callable[..., Fleet], tmp_path: Path) -> None:
+def test_only_registered_nodes_connect(fleet: Fleet, tmp_path: Path) -> None:
     """An unregistered key, no key, another authority, no TLS: refused. A registered key: accepted."""
-    local = fleet()
-    root = ["--root-certificates", local.ca]
+    root, once = ["--root-certificates", fleet.ca], ["--max-retries", 0]
     make_node_key(tmp_path / "unknown")
     make_certificate(tmp_path / "other")
-    local.register("known")
-    known = ["--auth-supernode-private-key", local.folder / "keys" / "known"]
+    fleet.register("known")
+    known = ["--auth-supernode-private-key", fleet.folder / "keys" / "known"]
 
-    strangers = {
-        "unregistered": knock(local, "unregistered", *root, "--auth-supernode-private-key", tmp_path / "unknown"),
-        "keyless": knock(local, "keyless", *root),
-        "other-authority": knock(local, "other-authority", "--root-certificates", tmp_path / "other" / CA, *known),
-        "plain": knock(local, "plain", "--insecure"),
+    options = {
+        "unregistered": [*root, "--auth-supernode-private-key", tmp_path / "unknown"],
+        "keyless": root,
+        "other-authority": ["--root-certificates", tmp_path / "other" / CA, *known],
+        "plain": ["--insecure"],
     }
+    strangers = {name: knock(fleet, name, *words, *once) for name, words in options.items()}
     for name, process in strangers.items():
-        assert ended(process) != 0, local.tail(name)
-        assert "SuperNode ID" not in local.log(name).read_text(), f"{name} connected"
-    logs = {name: local.log(name).read_text() for name in strangers}
+        assert process.wait() != 0, fleet.tail(name)
+        assert "SuperNode ID" not in fleet.log(name).read_text(), f"{name} connected"
+    logs = {name: fleet.log(name).read_text() for name in strangers}
     assert "CERTIFICATE_VERIFY_FAILED" in logs["other-authority"]
 
-    friend = knock(local, "friend", *root, *known)
-    until = time.monotonic() + 120
-    while "SuperNode ID" not in local.log("friend").read_text():
-        assert friend.poll() is None, local.tail("friend")
-        assert time.monotonic() < until, local.tail("friend")
+    friend = knock(fleet, "friend", *root, *known, "--node-config", "client=999")
+    while "SuperNode ID" not in fleet.log("friend").read_text():
+        assert friend.poll() is None, fleet.tail("friend")
         time.sleep(0.2)
 
 

@@ -33,7 +33,6 @@ from cpfl.task.loading import Notify
 HOST = "127.0.0.1"
 CERTIFICATE_DAYS = 30
 CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
-START_SECONDS = 60.0  # for a process to listen
 STOP_SECONDS = 5.0  # for a process to end before it is killed
 POLL_SECONDS = 0.2  # between reads of the run's log
 
@@ -94,8 +93,8 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
         self.log("run").unlink(missing_ok=True)
         return self._start("run", ["flwr", "run", app, "local", "--run-config", file, "--stream"])
 
-    def wait(self, seconds: float) -> str:
-        """The run's status after its end (finished:completed …), or after so long (running)."""
+    def wait(self, seconds: float | None = None) -> str:
+        """The run's status after its end (finished:completed …), or after so long (running); None: no limit."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.processes["run"].wait(seconds)
         found = re.search(r"started run (\d+)", self.log("run").read_text(errors="replace"))
@@ -126,7 +125,7 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in self.processes.values():
-            process.wait(STOP_SECONDS)
+            process.wait()
         self.processes.clear()
         if self._shims is not None:
             shutil.rmtree(self._shims, ignore_errors=True)
@@ -156,9 +155,8 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
         return process
 
     def _wait_until(self, name: str, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + START_SECONDS
         while not ready():
-            if self.processes[name].poll() is not None or time.monotonic() > deadline:
+            if self.processes[name].poll() is not None:
                 raise CpflError(f"the process {name} did not start: {self.tail(name)}")
             time.sleep(0.1)
 
@@ -198,7 +196,7 @@ def run_locally(
         notify(f"{nodes} nodes, each with a key of its own")
         fleet.run(chosen, {"clients": nodes, "cohorts": cohorts, "out": str(out.absolute()), "set": settings})
         _follow(fleet, notify)
-        status = fleet.wait(5.0)
+        status = fleet.wait()
         if status != "finished:completed":
             raise CpflError(f"the run ended as {status}: {fleet.tail('run', 300)}")
     return out

@@ -1,22 +1,30 @@
-"""The digits of the simulation as an app: node k holds what the simulated client k holds. Nodes can be made to fail."""
+"""The digits of the simulation as an app: node k holds what the simulated client k holds.
+
+What goes wrong is in scenario.toml: which nodes fail and how, and the folder in which the test holds nodes back."""
 
 import math
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Krum
+from flwr.app import Message, MetricRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAdam, Krum
+from held_time import HeldClock, WatchedGrid
 
 from cpfl import models
 from cpfl.data import sources
 from cpfl.data.split import split
-from cpfl.deploy import client_app, server_app
+from cpfl.deploy import client_app
+from cpfl.deploy.server import serve
 from cpfl.engines.flower import messages
 from cpfl.settings import experiment_file
 
 EXPERIMENT = experiment_file.load(Path(__file__).with_name("experiment.toml"))
+SCENARIO = tomllib.loads(Path(__file__).with_name("scenario.toml").read_text())
+HELD = Path(SCENARIO["held"])
 
 
 def model() -> torch.nn.Module:
@@ -24,8 +32,6 @@ def model() -> torch.nn.Module:
 
 
 def held(context):
-    if context.node_config.get("fault") == "broken":
-        raise OSError("the disk is gone")
     train = sources.load(EXPERIMENT.data.train, "train", [])
     mine = split(EXPERIMENT, train)[int(context.node_config["client"])]
     rows = np.sort(np.concatenate([mine.training, mine.validation]))
@@ -37,29 +43,25 @@ def test():
     return samples.x, samples.y
 
 
-def wait_at(gate, first, seconds, message):
-    """From a round on: not before the gate is gone, or it has waited so long."""
-    if message.metadata.message_type == "train" and message.content["config"]["cpfl.train"] >= first:
-        end = time.monotonic() + seconds
-        while gate.exists() and time.monotonic() < end:
-            time.sleep(0.05)
+def wait_while(file):
+    while file.exists():
+        time.sleep(0.05)
 
 
 def misbehave(message, context, call_next):
     """What the node's fault does to its answers."""
-    fault, kind = context.node_config.get("fault", ""), message.metadata.message_type
-    if fault == "silent" and kind == "train":
-        time.sleep(600)
-    if gate := context.node_config.get("gate"):
-        wait_at(Path(gate), int(context.node_config["from"]), float(context.node_config["seconds"]), message)
+    client, kind = str(context.node_config["client"]), message.metadata.message_type
+    training = message.content["config"]["cpfl.train"] if kind == "train" else 0  # the round
+    faults = SCENARIO["faults"].get(client, [])
+    fault = faults[training - 1] if 0 < training <= len(faults) else ""
+    if fault == "silent":
+        (HELD / "asleep" / client).touch()
+        wait_while(HELD / "asleep" / client)
+    if training >= SCENARIO["gates"].get(client, math.inf):
+        wait_while(HELD / "gate")
     reply = call_next(message, context)
     content = reply.content
-    if fault == "hoarder" and kind == "query.enrol":
-        content["report"]["samples"] = 2**40
-    if kind == "query.masked" and fault == "liar":
-        values = np.frombuffer(content["report"]["values"], "<u4") + np.uint32(1000)
-        content["report"] = ConfigRecord({"values": values.tobytes()})
-    if kind == "train" and "arrays" in content:
+    if fault and "arrays" in content:
         state = messages.state(content["arrays"])
         name = next(name for name, value in state.items() if value.dim() > 1)  # they come in any order
         if fault == "nan":
@@ -76,22 +78,17 @@ def misbehave(message, context, call_next):
 
 def strategy(cohort: int):
     few = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
-    kinds = {
-        "fedavg": lambda: FedAvg(**few),
-        "fedadam": lambda: FedAdam(**few),
-        "fedprox": lambda: FedProx(**few, proximal_mu=0.1),
-        "krum": lambda: Krum(**few, num_malicious_nodes=0),
-        "greedy": lambda: FedAvg(min_available_nodes=50),
-    }
-    return kinds[STRATEGIES[cohort]]()
+    kinds = {"fedadam": lambda: FedAdam(**few), "krum": lambda: Krum(**few, num_malicious_nodes=0)}
+    return kinds[SCENARIO["strategies"][cohort]]()
 
 
-STRATEGIES = Path(__file__).with_name("strategies.md").read_text().split()
 client = client_app(model, held, mods=[misbehave])
-server = server_app(
-    model,
-    test,
-    lambda: sources.load(EXPERIMENT.data.public, "public", []).x,
-    EXPERIMENT,
-    strategy if STRATEGIES else None,
-)
+server = ServerApp()
+
+
+@server.main()
+def main(grid, context):
+    watched = WatchedGrid(grid)
+    public = sources.load(EXPERIMENT.data.public, "public", []).x
+    own = strategy if SCENARIO["strategies"] else None
+    serve(watched, context, model, test(), public, EXPERIMENT, own, HeldClock(watched, HELD))

@@ -19,7 +19,7 @@ from cpfl.engines.workers.pool import cores
 from cpfl.errors import ClusterError
 
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 120.0  # for a node to answer, with the start of a Python process and its imports
+ANSWER_SECONDS = 600.0  # for a node to answer, with the start of a Python process and its imports
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 

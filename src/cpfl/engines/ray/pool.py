@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,19 +68,21 @@ class WorkerHandle:
 class WorkerPool:
     """All workers of a run."""
 
-    def __init__(self, cluster: Cluster, task: Any) -> None:
+    def __init__(self, cluster: Cluster, task: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: the seconds by which the time for placement ends."""
         self._cluster, self._task, self._environment = cluster, task, environment.inspect()
+        self.clock = clock
         self.workers: list[WorkerHandle] = []
         self._numbers = itertools.count()
         self._pending: dict[Any, tuple[WorkerHandle, str]] = {}  # worker and call, by reference to the answer
-        self._last_placed = time.monotonic()  # when some worker last had a slot
+        self._last_placed = clock()  # when some worker last had a slot
 
     def start(self) -> None:
         """Start all workers and wait until they have loaded the task; the first failure is raised."""
         for _ in range(self._cluster.workers):
             self._add(1)
-        deadline = time.monotonic() + PLACEMENT_SECONDS
-        while any(not w.ready and (w.placed or time.monotonic() < deadline) for w in self.workers):
+        deadline = self.clock() + PLACEMENT_SECONDS
+        while any(not w.ready and (w.placed or self.clock() < deadline) for w in self.workers):
             self.receive(POLL_SECONDS, starting=True)
         if late := sum(not worker.placed for worker in self.workers):
             raise ClusterError(
@@ -120,8 +123,8 @@ class WorkerPool:
         too long.
         """
         if any(worker.placed for worker in self.workers):
-            self._last_placed = time.monotonic()
-        elif not starting and time.monotonic() - self._last_placed > PLACEMENT_SECONDS:
+            self._last_placed = self.clock()
+        elif not starting and self.clock() - self._last_placed > PLACEMENT_SECONDS:
             raise ClusterError(
                 f"no worker of the Ray cluster is left, and none came in {PLACEMENT_SECONDS:.0f} s: "
                 "resume the run when there are some"
