@@ -35,17 +35,14 @@ hypothesis.settings.register_profile("patient", deadline=None, suppress_health_c
 hypothesis.settings.load_profile("patient")
 
 QUICK = ("--set", "max_rounds=5", "--set", "distillation.epochs=2")
-CLUSTER = "cluster"
+SHARED = ("tests/cluster/", "tests/deploy/")  # folders whose tests share a cluster or a fleet
 # Files of half a minute and more, the longest first.
 LONG = (
     "runs/test_kill.py",
-    "deploy/test_faults.py",
     "test_docs.py",
-    "deploy/test_commands.py",
     "runs/test_joint_runs.py",
     "runs/test_sweep_kill.py",
     "runs/test_writer.py",
-    "deploy/test_deployed.py",
     "runs/test_determinism.py",
     "runs/test_rounds_kill.py",
     "report/test_browser.py",
@@ -58,14 +55,14 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Clusters and long files come first: started last, one would run alone while the other workers are idle."""
-    order = {f"tests/{name}": number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: -1 if shared(item.nodeid) == CLUSTER else order.get(shared(item.nodeid), len(order)))
+    """Shared folders and long files come first: started last, one would run alone while other workers are idle."""
+    order = {name: number for number, name in enumerate([*SHARED, *(f"tests/{name}" for name in LONG)])}
+    items.sort(key=lambda item: order.get(shared(item.nodeid), len(order)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker takes whole files, because their tests share fixtures, and one worker takes all tests of the cluster.
+    """A worker takes whole files, because their tests share fixtures, and one worker takes all of a shared folder.
     (xdist's own groups, by marks, do not work with pytest 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
 
@@ -77,8 +74,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def shared(nodeid: str) -> str:
-    """What a test shares with others: its file, or the cluster."""
-    return CLUSTER if nodeid.startswith("tests/cluster/") else nodeid.partition("::")[0]
+    """What a test shares with others: its file, or its folder."""
+    return next((folder for folder in SHARED if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,17 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="package", autouse=True)
+def forks() -> Iterator[None]:
+    """What forks the programs of the tests ends with the last one."""
+    yield
+    if zygote.cache_info().currsize:
+        zygote().end()
+        zygote.cache_clear()
+
+
 @pytest.fixture(scope="package")
-def cluster() -> Iterator[Nodes]:
+def cluster(forks: None) -> Iterator[Nodes]:
     """A head and two nodes of one CPU each."""
     pytest.importorskip("ray", reason="a cluster needs Ray: pip install 'cpfl[ray]'")
     nodes = Nodes(2)
@@ -30,8 +39,6 @@ def cluster() -> Iterator[Nodes]:
         yield nodes
     finally:
         nodes.end()
-        zygote().end()
-        zygote.cache_clear()
 
 
 @pytest.fixture(autouse=True)

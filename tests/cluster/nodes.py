@@ -53,6 +53,7 @@ class Nodes:
         self._processes: list[Process] = []
         self._started = 0
         where = ["--head", f"--port={port}", f"--temp-dir={self._folder}", "--include-dashboard=false"]
+        where += ["--ray-client-server-port=0"]  # none
         try:
             self._start(*where, "--num-cpus=0", f"--system-config={json.dumps(PATIENCE)}")
             for _ in range(nodes):  # one after the other: two that start at once on one address get in each other's way
@@ -69,6 +70,7 @@ class Nodes:
 
     def _start(self, *words: str, **variables: str) -> Process:
         common = ["--block", "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE}", "--disable-usage-stats"]
+        common += ["--include-log-monitor=false"]  # nobody reads what workers print
         self._started += 1
         process: Process
         environment = {**os.environ, **QUIET, **variables, "NODE_FOLDER": self._folder}

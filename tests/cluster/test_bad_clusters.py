@@ -92,7 +92,7 @@ def test_no_cluster_at_the_address(cpfl_command: Command, tmp_path: Path) -> Non
         port = door.getsockname()[1]
     answer = cpfl_command("run", "digits", "--engine", "ray", "--address", f"127.0.0.1:{port}", "--out", "run")
     assert answer.code == 2
-    (said,) = answer.err.strip().splitlines()
+    (text,) = answer.err.strip().splitlines()
     assert f"there is no Ray cluster at address = 127.0.0.1:{port}" in text
     assert not (tmp_path / "run").exists()
 

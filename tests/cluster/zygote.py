@@ -1,8 +1,8 @@
 """A process that has torch and cpfl imported and forks for every program of the tests: drivers, and Ray's workers.
 
 A new interpreter takes four seconds to import them, and a run on a cluster has at least three. The fork is like a new
-process in all else: its own arguments, variables, folder and output. It imports Ray itself. A node is a fork in a session of its own. It has
-a server of its own, a fork too, so that its workers are in its process group.
+process in all else: its own arguments, variables, folder and output. It imports Ray itself. A node is a fork in a
+session of its own. It has a server of its own, a fork too, so that its workers are in its process group.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ services.resolve_ip_for_localhost = lambda host: host
 node.time = types.SimpleNamespace(**{**vars(time), "monotonic": lambda: 0.0})
 main()
 """
+SIZE = 8  # characters of a number on a link
 WORKER = "default_worker.py"  # the script of Ray's workers; Ray's other processes need no torch
 # What Ray takes for Python: it has a worker forked, and is there as long as the worker is.
 SHIM = """#!{python} -IS
@@ -50,10 +51,10 @@ link.connect({path!r})
 request = json.dumps({{"kind": "script", "words": words, "cwd": os.getcwd(), "env": dict(os.environ)}}).encode()
 socket.send_fds(link, [len(request).to_bytes(4, "big")], [0, 1, 2])
 link.sendall(request)
-fork = json.loads(link.recv(64))
+fork = int(link.recv({size}, socket.MSG_WAITALL))
 signal.signal(signal.SIGTERM, lambda *_: os.kill(fork, signal.SIGTERM))
-code = link.recv(64)
-os._exit(abs(json.loads(code)) if code else 1)
+code = link.recv({size}, socket.MSG_WAITALL)
+os._exit(abs(int(code)) if code else 1)
 """
 
 
@@ -97,7 +98,7 @@ class Fork:
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
-        self.pid: int = json.loads(link.recv(64))
+        self.pid = int(link.recv(SIZE, socket.MSG_WAITALL))
         self.returncode: int | None = None
 
     def wait(self) -> int:
@@ -117,9 +118,9 @@ class Fork:
         return self.returncode
 
     def _read(self) -> None:
-        code = self._link.recv(64)
+        code = self._link.recv(SIZE)
         assert code, "the zygote ended"
-        self.returncode = json.loads(code)
+        self.returncode = int(code)
         self._link.close()
 
     def communicate(self, text: str = "") -> tuple[str, None]:
@@ -165,7 +166,7 @@ def serve(path: str) -> None:
                     os.close(descriptor)
                 links[pid] = link
                 selector.register(link, selectors.EVENT_READ, pid)
-                link.sendall(json.dumps(pid).encode())
+                link.sendall(f"{pid:{SIZE}}".encode())
             else:  # who asked has ended, or was killed
                 selector.unregister(key.fileobj)
                 if key.data in links:
@@ -178,7 +179,7 @@ def serve(path: str) -> None:
                 with contextlib.suppress(KeyError):
                     selector.unregister(link)
                 with contextlib.suppress(OSError):
-                    link.sendall(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+                    link.sendall(f"{os.waitstatus_to_exitcode(status):{SIZE}}".encode())
                 link.close()
     os._exit(0)
 
@@ -237,7 +238,7 @@ def start_node(words: list[str]) -> None:
     if os.fork() == 0:
         serve(path)
     shim = Path(folder) / "python"
-    shim.write_text(SHIM.format(python=REAL, worker=WORKER, path=path))
+    shim.write_text(SHIM.format(python=REAL, worker=WORKER, path=path, size=SIZE))
     shim.chmod(0o700)
     sys.executable = str(shim)
     sys.argv = ["ray", *words]

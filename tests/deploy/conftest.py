@@ -81,7 +81,8 @@ class Fleet(LocalFleet):
     ) -> Path:
         """The digits app with these settings, in a new folder.
 
-        strategies: of cohorts. faults: of clients, by round. gates: from this round on, the client waits while `gate` exists.
+        strategies: of cohorts. faults: of clients, by round. gates: the round from which a client waits while `gate`
+        exists.
         The clock skips a day when a file `skip` is made, and when all clients that are waited for are in `asleep`.
         """
         shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
