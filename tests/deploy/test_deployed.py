@@ -16,6 +16,7 @@ from cpfl.dashboard.dashboard import Dashboard
 from cpfl.settings import experiment_file
 
 from .conftest import Fleet
+from .test_faults import SETTINGS as BY_ROUNDS
 
 pytestmark = pytest.mark.fleet
 
@@ -64,3 +65,17 @@ def test_equals_its_simulation(fleet: Fleet, cpfl_command: Callable[..., Any], t
     assert (deployed.path / "report.html").stat().st_size > 10_000
     page, _ = Dashboard(deployed.path).fresh()
     assert b"deployed" in page or b"finished" in page
+
+
+def test_a_strategy_for_each_cohort(fleet: Fleet, tmp_path: Path) -> None:
+    """FedAdam in one cohort, Krum in the other: each trains its own nodes only, and the session keeps the records."""
+    settings = {**BY_ROUNDS, "clients": 4, "stopping.rounds": 2, "federation.lr": 0.05}
+    experiment = experiment_file.with_settings(experiment_file.load("digits"), settings)
+    fleet.nodes(range(4))
+    fleet.run(fleet.app(tmp_path / "app", experiment, ["fedadam", "krum"]), {"out": str(tmp_path / "run")})
+    fleet.finish()
+    run = cpfl.load_run(tmp_path / "run")
+    assert [record["stop"] for record in run.rounds] == ["", "rounds", "", "rounds"]
+    assert all(len(record["participants"]) == 2 and "excluded" not in record for record in run.rounds)
+    log = fleet.log("run").read_text()
+    assert "configure_train: Sampled 2 nodes (out of 2)" in log
