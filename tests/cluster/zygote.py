@@ -38,6 +38,7 @@ services.resolve_ip_for_localhost = lambda host: host
 node.time = types.SimpleNamespace(**{**vars(time), "monotonic": lambda: 0.0})
 main()
 """
+SHIM_OF: list[str] = []  # the shim of this process
 SIZE = 8  # characters of a number on a link
 WORKER = "default_worker.py"  # the script of Ray's workers; Ray's other processes need no torch
 # What Ray takes for Python: it has a worker forked, and is there as long as the worker is.
@@ -216,6 +217,7 @@ def run(kind: str, words: list[str]) -> None:
     if kind == "node":
         start_node(words)
     elif kind == "cpfl":
+        sys.executable = SHIM_OF[0]  # for a cluster of its own
         sys.path[0] = os.getcwd()
         sys.argv = ["cpfl", *words]
         runpy.run_module("cpfl", run_name="__main__", alter_sys=True)
@@ -230,6 +232,14 @@ def run(kind: str, words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def shim(path: str) -> str:
+    """A program that Ray takes for Python, for the server at this path."""
+    file = Path(path).with_name("python")
+    file.write_text(SHIM.format(python=REAL, worker=WORKER, path=path, size=SIZE))
+    file.chmod(0o700)
+    return str(file)
+
+
 def start_node(words: list[str]) -> None:
     """`ray start`, but nobody beyond this machine can reach it: Ray would take another address for 127.0.0.1."""
     os.setsid()
@@ -237,10 +247,7 @@ def start_node(words: list[str]) -> None:
     path = f"{folder}/socket"
     if os.fork() == 0:
         serve(path)
-    shim = Path(folder) / "python"
-    shim.write_text(SHIM.format(python=REAL, worker=WORKER, path=path, size=SIZE))
-    shim.chmod(0o700)
-    sys.executable = str(shim)
+    sys.executable = shim(path)
     sys.argv = ["ray", *words]
     exec(RAY)
 
@@ -249,4 +256,5 @@ if __name__ == "__main__":
     for name in IMPORTS:
         importlib.import_module(name)
     assert "ray" not in sys.modules, "it starts threads, which a fork does not have"
+    SHIM_OF.append(shim(sys.argv[1]))
     serve(sys.argv[1])
