@@ -53,7 +53,6 @@ class Nodes:
         self._processes: list[Process] = []
         self._started = 0
         where = ["--head", f"--port={port}", f"--temp-dir={self._folder}", "--include-dashboard=false"]
-        where += ["--ray-client-server-port=0"]  # none
         try:
             self._start(*where, "--num-cpus=0", f"--system-config={json.dumps(PATIENCE)}")
             for _ in range(nodes):  # one after the other: two that start at once on one address get in each other's way
