@@ -1,19 +1,21 @@
 """cpfl as a process that fails at a chosen moment.
 
-dying.py kill K WORDS…     SIGKILL right before its K-th operation on a file of a run (counted from 1)
-dying.py torn K WORDS…     the same before its K-th opening for writing, after it wrote half a line into the file
-dying.py copy DIR WORDS…   never dies, but copies the run folder to DIR/K before its K-th operation: what a kill leaves
-dying.py limit N WORDS…    no file may grow beyond N bytes
-dying.py often S WORDS…    never dies, but writes every S seconds: a fast run too is on disk long before its end
+dying.py kill K WORDS…        SIGKILL right before its K-th operation on a file of a run (counted from 1)
+dying.py torn K WORDS…        the same before its K-th opening for writing, after it wrote half a line into the file
+dying.py at PART:K WORDS…     SIGKILL right before its K-th operation on a file with PART in its path
+dying.py limit N WORDS…       no file may grow beyond N bytes
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +23,28 @@ from cpfl.runs import writer
 
 CHANGES = {"os.rename", "os.truncate", "os.remove", "os.mkdir"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
+Before = Callable[[Path, bool], None]
 
 
 class FileHook:
-    """Is called right before every operation on the files of one folder."""
+    """Calls `before` right before every operation on the files of one folder: their path, and whether they are opened.
 
-    def __init__(self, mode: str, argument: str, folder: Path) -> None:
-        self._mode, self._argument, self._folder = mode, argument, folder.absolute()
-        self._count = 0
-        self._busy = False
-        self._sync = os.fsync
+    Python never forgets an audit hook: one that is no longer `active` does nothing.
+    """
+
+    def __init__(self, folder: Path, before: Before) -> None:
+        self._folder, self._call, self._sync = folder.absolute(), before, os.fsync
+        self.active, self._thread, self._one_at_a_time = True, threading.local(), threading.Lock()
         sys.addaudithook(self._hook)
         os.fsync = self._fsync
 
+    def end(self) -> None:
+        """Watch no longer."""
+        self.active, os.fsync = False, self._sync
+
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self.active:
+            return
         if event == "open":
             if isinstance(args[0], (str, bytes)) and args[2] & WRITING:
                 self._before(Path(os.fsdecode(args[0])), opening=True)
@@ -46,31 +56,56 @@ class FileHook:
         self._sync(handle)
 
     def _before(self, path: Path, opening: bool) -> None:
-        inside = path.absolute().is_relative_to(self._folder)
-        if self._busy or not inside or (self._mode == "torn" and not opening):
+        if getattr(self._thread, "busy", False) or not path.absolute().is_relative_to(self._folder):
             return
-        self._count += 1
-        if self._mode == "copy":
-            self._busy = True
-            if self._folder.is_dir():
-                shutil.copytree(self._folder, Path(self._argument) / f"{self._count:05d}")
-            self._busy = False
-        elif self._count == int(self._argument):
-            self._busy = True
-            if self._mode == "torn":
+        with self._one_at_a_time:
+            self._thread.busy = True  # what it does is no operation of the run
+            self._call(path, opening)
+            self._thread.busy = False
+
+
+@contextlib.contextmanager
+def copied_states(folder: Path, copies: Path) -> Iterator[None]:
+    """Copy a folder to copies/K before the K-th operation on its files meanwhile: what a kill there leaves."""
+    count = 0
+
+    def copy(path: Path, opening: bool) -> None:
+        nonlocal count
+        count += 1
+        if folder.is_dir():
+            shutil.copytree(folder, copies / f"{count:05d}")
+
+    hook = FileHook(folder, copy)
+    try:
+        yield
+    finally:
+        hook.end()
+
+
+def kill(mode: str, argument: str) -> Before:
+    """Kills this process at the operation that the argument says."""
+    part, _, number = argument.rpartition(":")
+    left = int(number)
+
+    def before(path: Path, opening: bool) -> None:
+        nonlocal left
+        left -= part in str(path) and (opening or mode != "torn")
+        if left == 0:
+            if mode == "torn":
                 with path.open("ab") as file:
                     file.write(b'{"cohort":0,"round":1,"partic')
             os.kill(os.getpid(), signal.SIGKILL)
 
+    return before
+
 
 def main() -> None:
     mode, argument, *words = sys.argv[1:]
+    writer.PAUSE = 0.02  # a fast run, too, is written several times
     if mode == "limit":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(argument), int(argument)))
-    elif mode == "often":
-        writer.PAUSE = float(argument)
     else:
-        FileHook(mode, argument, Path(words[words.index("--out") + 1] if "--out" in words else words[1]))
+        FileHook(Path(words[words.index("--out") + 1] if "--out" in words else words[1]), kill(mode, argument))
     sys.argv = ["cpfl", *words]
     from cpfl.cli import main as cpfl
 

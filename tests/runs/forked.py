@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["cpfl.cli", "cpfl.dashboard.server", __name__])
+# Commands import what they need; these need everything.
+CONTEXT.set_forkserver_preload(["cpfl.api", "cpfl.cli", "cpfl.sweep.runner", __name__])
 # An exit code can be read once, and starting a process reads those of all that have ended: one thread at a time.
 READING = threading.Lock()
 
@@ -53,12 +54,9 @@ class Forked:
     def kill(self) -> None:
         self._process.kill()
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Standard output and standard error, once it has ended; it is killed after `timeout` seconds."""
-        if not wait([self._process.sentinel], timeout):
-            self.kill()
-            wait([self._process.sentinel])
-            raise TimeoutError(f"it did not end within {timeout} s")
+    def communicate(self) -> tuple[str, str]:
+        """Standard output and standard error, once it has ended."""
+        wait([self._process.sentinel])
         out, err = ((self._output / name).read_text() for name in ("out", "err"))
         shutil.rmtree(self._output)
         return out, err
@@ -72,6 +70,8 @@ def _begin(program: str, words: list[str], environment: dict[str, str], folder: 
         os.close(handle)
     os.environ.clear()
     os.environ.update(environment)
+    os.fsync = lambda handle: None  # nobody cuts the power
+    sys.path[:0] = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.chdir(folder)
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "0")) or torch.get_num_threads())
     sys.argv = words

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,16 +58,10 @@ def start(*words: str | Path, driver: Sequence[str] = ()) -> Forked:
     return Forked("cpfl.cli:main", ["cpfl", *map(str, words)], environment())
 
 
-def start_cold(*words: str | Path) -> subprocess.Popen[str]:
-    """The same in a new interpreter, which imports everything itself."""
-    program = [sys.executable, "-m", "cpfl", *map(str, words)]
-    return subprocess.Popen(program, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
 def cpfl(*words: str | Path, driver: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Run cpfl until it ends."""
     process = start(*words, driver=driver)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate()
     assert process.returncode is not None
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -241,31 +240,10 @@ def test_max_rounds_need_no_evaluation(unbroken: Unbroken) -> None:
     assert [one["round"] for one in evaluations(longer)] == [2]  # no cohort waits for a second one
 
 
-# Kills.
+# Kills; test_every_operation.py has them at every operation.
 
 
 SPARSE = {"checkpoint_seconds": 1000}  # checkpoints at stops only: a resume repeats many phases
-
-
-@pytest.mark.parametrize("settings", [{}, {"stopping.metric": "public-agreement", "stopping.max_hours": 0.02}])
-def test_killed_at_many_operations(settings: dict[str, Any], tmp_path: Path, unbroken: Unbroken) -> None:
-    chosen = JOINT | settings
-    done = small_runs.cpfl(*small_runs.run_words(tmp_path / "run", chosen), driver=("copy", str(tmp_path / "before")))
-    assert done.returncode == 0, done.stderr
-    whole, wrong = unbroken(**chosen), {}
-    assert small_runs.differing(tmp_path / "run", whole) == []
-    tried: dict[str, int] = {}  # what a kill may leave of records, and how many evaluations
-    for state in sorted((tmp_path / "before").iterdir()):
-        written = b"".join(file.read_bytes() for file in sorted(state.rglob("*.jsonl")) if file.name != "log.jsonl")
-        digest = hashlib.sha256(written).hexdigest()
-        if digest in tried or not (state / "run.json").exists():
-            continue
-        tried[digest] = len(evaluations(state))
-        api.resume(state, device="cpu")
-        if found := small_runs.differing(state, whole):
-            wrong[state.name] = found
-    assert wrong == {}
-    assert set(tried.values()) == set(range(len(evaluations(whole)) + 1))
 
 
 @pytest.mark.parametrize(
@@ -275,10 +253,9 @@ def test_a_process_that_dies(k: int, settings: dict[str, Any], engine: str, tmp_
     path, chosen = tmp_path / "run", JOINT | settings
     dead = small_runs.cpfl(*small_runs.run_words(path, chosen), "--engine", engine, driver=("kill", str(k)))
     assert dead.returncode == -signal.SIGKILL, dead.stderr
-    ended = small_runs.cpfl("resume", path)
-    assert ended.returncode == 0, ended.stderr
+    api.resume(path, device="cpu", workers=1)
     whole = tmp_path / "whole"
-    api.run("digits", settings=small_runs.settings_with(chosen), out=whole, device="cpu", engine=engine)
+    api.run("digits", settings=small_runs.settings_with(chosen), out=whole, device="cpu", engine=engine, workers=1)
     assert small_runs.differing(path, whole) == []
 
 
@@ -331,14 +308,13 @@ def test_distilled_at_any_moment(tmp_path: Path, unbroken: Unbroken) -> None:
     assert {account["stop"] for account in quorum["by_cohort"]} == {"joint"}
 
 
-def test_commands_that_read_such_a_run(unbroken: Unbroken, tmp_path: Path) -> None:
+def test_commands_that_read_such_a_run(cpfl_command: Command, unbroken: Unbroken, tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(unbroken(**JOINT), path)
-    shown = small_runs.cpfl("report", path, "--out", tmp_path / "report")
-    assert shown.returncode == 0, shown.stderr
+    cpfl_command("report", path, "--out", tmp_path / "report").good()
     assert "joint" in next((tmp_path / "report").rglob("*.html")).read_text()
     assert [row["state"] for row in tables.overview(path)] == ["finished"]
-    printed = small_runs.cpfl(*small_runs.run_words(tmp_path / "printed", JOINT))
-    assert "evaluated after 2 rounds" in printed.stdout
-    assert "(joint)" in printed.stdout
+    printed = cpfl_command(*small_runs.run_words(tmp_path / "printed", JOINT)).good()
+    assert "evaluated after 2 rounds" in printed.out
+    assert "(joint)" in printed.out
     assert cpfl.load_run(path).summary["student_accuracy"] > 0

@@ -1,23 +1,21 @@
-"""kill -9 at any moment, and resume: results equal those of an uninterrupted run."""
+"""kill -9 of processes that train, and resume: results equal those of an uninterrupted run.
+
+test_every_operation.py has every operation on a file, without training and without processes.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import random
-import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import small_runs
 import suspending
-from forked import Forked
+import untrained
 from small_runs import Unbroken
 
 from cpfl import api
@@ -27,102 +25,47 @@ from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.teachers import Teachers, select_teachers
 from cpfl.settings import Distillation
+from cpfl.task.task import Task
 
 BY_TIME = {"snapshots": "10s"}  # by virtual time
-LONGER = {
-    "max_rounds": 60,
-    "snapshots": "20s",
-    "stopping.patience": 60,
-    "distillation.epochs": 150,
-    "distillation.batch_size": 8,
+LONGER = {"max_rounds": 20, "snapshots": "20s", "stopping.patience": 20, "distillation.epochs": 20}
+# Parts of paths, and at which operation on such a file a process is killed.
+MOMENTS = {
+    "the folder is being made": "run.json:1",
+    "the run has begun": "rounds/:2",
+    "some rounds later": "checkpoints/:5",
+    "a cohort stops": "models/.cohort-:2",
+    "the distillation": "epochs.jsonl:7",
+    "the student is being saved": "models/.global:1",
+    "nothing is left but the summary": "summary.json:2",
 }
 
 
-# Moments at which a process is killed.
-
-
-def early(path: Path, dice: random.Random) -> Callable[[], bool]:
-    """Start-up: between the start of the interpreter and the first record."""
-    until = time.monotonic() + dice.uniform(0.1, 2.5)
-    return lambda: time.monotonic() > until or any(path.glob("rounds/*"))
-
-
-def created(path: Path, dice: random.Random) -> Callable[[], bool]:
-    """The run folder was just created."""
-    return path.exists
-
-
-def training(path: Path, dice: random.Random) -> Callable[[], bool]:
-    """Some rounds further than it was."""
-    wanted = dice.randint(1, 40)
-    before: list[int] = []
-
-    def reached() -> bool:
-        now = len(lines(path, "rounds/*.jsonl"))
-        if not before or now < before[0]:  # a resume first drops records that no checkpoint confirms
-            before[:] = [now]
-        return now >= before[0] + wanted
-
-    return reached
-
-
-def stopping(path: Path, dice: random.Random) -> Callable[[], bool]:
-    """A cohort just stopped."""
-    before = set(path.glob("models/cohort-*"))
-    return lambda: set(path.glob("models/cohort-*")) > before
-
-
-def distilling(path: Path, dice: random.Random) -> Callable[[], bool]:
-    """Some epochs into the distillation."""
-    wanted = dice.randint(1, 100)
-    return lambda: len(lines(path, "epochs.jsonl")) >= wanted
-
-
-def ending(path: Path, dice: random.Random) -> Callable[[], bool]:
-    """The global model is written, the summary perhaps not."""
-    return lambda: (path / "models" / "global.safetensors").exists()
-
-
-def lines(path: Path, pattern: str) -> list[bytes]:
-    return [line for file in path.glob(pattern) for line in file.read_bytes().splitlines()]
-
-
-def killed_at(process: subprocess.Popen[str] | Forked, reached: Callable[[], bool]) -> bool:
-    """Kill the process at this moment; False if it ended before."""
-    killed = suspending.killed_when(process, reached, 0.005)  # short: the last moments are
-    _, error = process.communicate()
-    assert process.returncode == (-signal.SIGKILL if killed else 0), error
-    return killed
-
-
-@pytest.mark.parametrize(
-    ("checkpoint_seconds", "moments"),
-    [
-        (0, [early, created, training, stopping, distilling, ending]),
-        (0.03, [created, training, training, distilling]),
-    ],
-)
-def test_killed_again_and_again(
-    checkpoint_seconds: float,
-    moments: list[Callable[[Path, random.Random], Callable[[], bool]]],
-    tmp_path: Path,
-    unbroken: Unbroken,
-) -> None:
-    dice = random.Random(f"kill {checkpoint_seconds}")
-    path = tmp_path / "run"
-    settings = LONGER | {"checkpoint_seconds": checkpoint_seconds}
-    kills = 0
-    for moment in moments:
+@pytest.mark.parametrize("checkpoint_seconds", [0, 0.005])
+def test_killed_again_and_again(checkpoint_seconds: float, tmp_path: Path, unbroken: Unbroken) -> None:
+    path, settings = tmp_path / "run", LONGER | {"checkpoint_seconds": checkpoint_seconds}
+    for moment, operation in MOMENTS.items():
         # Without a run.json a folder is no run, and the same command starts it.
         begun = (path / "run.json").exists()
         words = ["resume", str(path)] if begun else small_runs.run_words(path, settings)
-        reached = moment(path, dice)  # relative to the folder as it is now
-        start = small_runs.start_cold if moment is early else partial(small_runs.start, driver=("often", "0.02"))
-        kills += killed_at(start(*words), reached)
+        dead = small_runs.cpfl(*words, driver=("at", operation))
+        assert dead.returncode == -signal.SIGKILL, (moment, dead.stderr)
+        assert not (path / "summary.json").exists()
     ended = small_runs.cpfl("resume", path)
     assert ended.returncode == 0, ended.stderr
     assert small_runs.differing(path, unbroken(**settings)) == []
-    assert kills >= len(moments) - 1  # the last moments are short: one may be missed
+
+
+@pytest.mark.parametrize("reached", [lambda path: path.exists(), lambda path: any(path.glob("checkpoints/cohort-*"))])
+def test_killed_by_another_process(reached: Callable[[Path], bool], tmp_path: Path, unbroken: Unbroken) -> None:
+    """At whatever instruction it is: here the kill comes from outside."""
+    path, settings = tmp_path / "run", LONGER | {"max_rounds": 100, "stopping.patience": 100}
+    process = small_runs.start(*small_runs.run_words(path, settings))
+    killed = suspending.killed_when(process, lambda: reached(path), 0.005)
+    _, error = process.communicate()
+    assert killed, error
+    assert process.returncode == -signal.SIGKILL
+    assert after(path, unbroken(**settings), settings) == []
 
 
 @pytest.mark.parametrize(("mode", "operations"), [("kill", (9, 77, 175)), ("torn", (1, 4, 20))])
@@ -142,42 +85,23 @@ def test_killed_at_an_operation(mode: str, operations: tuple[int, ...], tmp_path
 
 
 @pytest.fixture(scope="module")
-def states(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """What a kill leaves at every operation on a file: the folder right before each of them."""
-    folder = tmp_path_factory.mktemp("states")
-    out = folder / "run"
-    done = small_runs.cpfl(*small_runs.run_words(out, BY_TIME), driver=("copy", str(folder / "before")))
-    assert done.returncode == 0, done.stderr
-    different = {contents(state): state for state in sorted((folder / "before").iterdir())}
-    assert len(different) > 60
-    return list(different.values())
+def task() -> Task:
+    return untrained.task(BY_TIME)
 
 
-def contents(folder: Path) -> str:
-    """Equal for folders that hold the same."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        digest.update(repr((path.relative_to(folder), path.read_bytes() if path.is_file() else None)).encode())
-    return digest.hexdigest()
-
-
-def test_killed_at_every_operation(states: list[Path], tmp_path: Path, unbroken: Unbroken) -> None:
-    wrong = {}
-    for state in states:
-        path = tmp_path / state.name
-        shutil.copytree(state, path)
-        found = after(path, unbroken(**BY_TIME), BY_TIME)
-        if found:
-            wrong[state.name] = found
-        shutil.rmtree(path)
-    assert wrong == {}
+@pytest.fixture(scope="module")
+def states(task: Task, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """What a kill leaves at every operation on a file."""
+    found = untrained.states(task, tmp_path_factory.mktemp("states"))
+    assert len(found) > 60
+    return found
 
 
 @pytest.mark.parametrize("at", ["10s", "20s", "50s", "200s"])
-def test_teachers_can_be_selected_at_every_operation(at: str, states: list[Path], unbroken: Unbroken) -> None:
+def test_teachers_can_be_selected_at_every_operation(at: str, states: list[Path]) -> None:
     """A reader at any moment finds the teachers that the finished run has for that time, or is asked to wait."""
     settings = Distillation(at=at)
-    final = select_teachers(RunFolder.open(unbroken(**BY_TIME)), settings)
+    final = select_teachers(RunFolder.open(states[0].parents[1] / "run"), settings)
     answers, refusals = 0, dict[str, str]()
     for state in states:
         if not (state / "run.json").exists():
@@ -207,9 +131,9 @@ def after(path: Path, whole: Path, settings: dict[str, Any]) -> list[str]:
     """What is wrong with a folder after a user has continued: resume, or the same command if there is no run.json."""
     try:
         if (path / "run.json").exists():
-            api.resume(path, device="cpu")
+            api.resume(path, device="cpu", workers=1)
         else:
-            api.run("digits", settings=small_runs.settings_with(settings), out=path, device="cpu")
+            api.run("digits", settings=small_runs.settings_with(settings), out=path, device="cpu", workers=1)
         records.read(path / "log.jsonl")
     except RunFolderError as error:
         return [str(error)]

@@ -6,19 +6,20 @@ import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import small_runs
-import suspending
 import torch
 from small_runs import Unbroken
 
-from cpfl import Selection
+from cpfl import Selection, api
 from cpfl.devices.fleet import Fleet
-from cpfl.federation.session import ClientResult, RoundResult, Session
+from cpfl.federation.session import ClientResult, RoundRequest, RoundResult, Session
 from cpfl.runs import writer
+from cpfl.runs.folder import FOLDERS, RunFolder
 from cpfl.settings import Experiment
 
 CASES: dict[str, dict[str, Any]] = {
@@ -41,8 +42,7 @@ def test_killed_and_resumed(case: str, tmp_path: Path, unbroken: Unbroken) -> No
     killed = small_runs.cpfl(*words, driver=("kill", "100"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (path / "summary.json").exists()
-    resumed = small_runs.cpfl("resume", path, "--device", "cpu")
-    assert resumed.returncode == 0, resumed.stderr
+    api.resume(path, device="cpu", workers=1)
     assert small_runs.differing(whole, path) == []
 
 
@@ -68,35 +68,20 @@ class Mutable(Selection):
         self.seen = state
 
 
-MUTABLE = {
-    "clients": 40, "cohorts": 1, "max_rounds": 400, "snapshots": "", "federation.selection": f"{__name__}:Mutable",
-    "stopping.patience": 400, "checkpoint_seconds": 0.02,
-}  # fmt: skip
-
-
-def test_a_checkpoint_holds_the_state_of_its_round(tmp_path: Path, unbroken: Unbroken) -> None:
-    """It is written many rounds after it was captured. The run is killed when the file exists, and resumed."""
-    whole, path = unbroken(**MUTABLE), tmp_path / "run"
-    process = small_runs.start(*small_runs.run_words(path, MUTABLE), driver=("often", "0.05"))
-    killed = suspending.killed_when(process, lambda: any(path.glob("checkpoints/cohort-*.safetensors")))
-    _, err = process.communicate()
-    assert killed, err
-    assert process.returncode == -signal.SIGKILL, err
-    resumed = small_runs.cpfl("resume", path, "--device", "cpu")
-    assert resumed.returncode == 0, resumed.stderr
-    assert small_runs.differing(whole, path) == []
-
-
 def mutable_session() -> Session:
     experiment = Experiment(clients=4, cohorts=1, federation={"selection": f"{__name__}:Mutable"})
     fleet, sizes = Fleet(np.ones(4), np.ones(4)), np.ones(4, np.int64)
     return Session(0, range(4), experiment, fleet, 16, {"w": torch.zeros(4)}, sizes)
 
 
+def result(work: RoundRequest) -> RoundResult:
+    results = [ClientResult(client, 1, 1, 1.0, 1.0) for client in work.participants]
+    return RoundResult({"w": torch.full((4,), float(work.round))}, results)
+
+
 def close(one: Session) -> list[int]:
     work = one.open_round()
-    results = [ClientResult(client, 1, 1, 1.0, 1.0) for client in work.participants]
-    one.close_round(RoundResult({"w": torch.full((4,), float(work.round))}, results))
+    one.close_round(result(work))
     return work.participants
 
 
@@ -107,6 +92,25 @@ def test_later_rounds_do_not_change_a_checkpoint() -> None:
     text = json.dumps(numbers)
     close(one)
     assert json.dumps(numbers) == text
+
+
+def test_a_checkpoint_holds_the_state_of_its_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written many rounds after it was captured; a session that is restored from it continues as the first."""
+    for name in FOLDERS:
+        (tmp_path / name).mkdir()
+    folder, one, other = RunFolder(tmp_path), mutable_session(), mutable_session()
+    monkeypatch.setattr(writer, "PAUSE", 900)  # all is written at the end
+    monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: float(one.round)))  # a round is a second
+    with writer.RunWriter(folder, 3.0) as run_writer:
+        chosen = []
+        for _ in range(6):
+            work = one.open_round()
+            chosen.append(work.participants)
+            run_writer.write(one, one.close_round(result(work)))
+    assert [file.stem for file in folder.path.glob("checkpoints/*")] == ["cohort-0000-round-000004"]
+    assert writer.restore(folder, other) == (4.0, [], 2)
+    assert [close(other), close(other)] == chosen[4:]
+    assert other.state()[1] == one.state()[1]
 
 
 def test_restored_sessions_do_not_change_a_checkpoint() -> None:

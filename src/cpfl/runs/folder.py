@@ -23,6 +23,7 @@ import platform
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -295,8 +296,9 @@ def load_global_state(results: Path) -> State:
     return files.load_tensors(results / "models" / "global.safetensors", summary["model_checksum"])[0]
 
 
+@cache
 def versions() -> dict[str, str]:
-    """What the run was made with."""
+    """What the run was made with; read once, since every entry is a file to parse."""
     packages = {name: metadata.version(name) for name in ("torch", "numpy")}
     try:
         own = metadata.version("cpfl")
