@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 
 import cpfl
 from cpfl.cli.options import values
+from cpfl.sweep import runner
 from cpfl.sweep.grid import SweepGrid, folder_name
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
@@ -60,21 +62,19 @@ def test_several_seeds_are_readable_in_a_pipe(cpfl_command: Command, tmp_path: P
     assert f"{means[0] / means[1]:.2f}×" in table
 
 
-def test_jobs_and_a_repeated_call(cpfl_command: Command, tmp_path: Path) -> None:
+def test_a_repeated_call(cpfl_command: Command, tmp_path: Path) -> None:
     words = (*WORDS, "--cohorts", "1,2", "--out", "s", "--json")
-    first = cpfl_command(*words, "--jobs", "2").good().json
+    first = cpfl_command(*words).good().json
     assert sorted(run["cohorts"] for run in first["runs"]) == [1, 2]
     before = written(tmp_path / "s")
     assert len(before) == 3
-    second = cpfl_command(*words).good().json
+    second = cpfl_command(*words, "--jobs", "2").good().json
     assert written(tmp_path / "s") == before
     assert sorted(run["wall_seconds"] for run in second["runs"]) == sorted(run["wall_seconds"] for run in first["runs"])
     assert second["by_cohorts"] == first["by_cohorts"]
     assert [row["cohorts"] for row in second["by_cohorts"]] == [1, 2]
     assert second["by_cohorts"][0]["speed_up"] == 1
     assert second["path"] == "s"
-    alone = cpfl_command("run", "digits", *QUICK, "--set", "cohorts=2", "--out", "alone", "--json").good().json
-    assert next(r for r in first["runs"] if r["cohorts"] == 2)["student_accuracy"] == alone["student_accuracy"]
 
 
 REPORTED = """
@@ -90,25 +90,26 @@ class Net(nn.Sequential):
 """
 
 
-def test_threads_of_jobs_do_not_spin(cpfl_process: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("chosen", "there"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_jobs_do_not_spin(
+    chosen: str | None, there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever waits for a thread sleeps, where several processes share the cores; a user's own choice stays."""
     (tmp_path / "reported.py").write_text(REPORTED)
-    for chosen, there in (({}, {"unset", "PASSIVE"}), ({"OMP_WAIT_POLICY": "ACTIVE"}, {"ACTIVE"})):
-        words = (
-            "--cohorts",
-            "1,2",
-            "--jobs",
-            "2",
-            "--set",
-            "model.name=reported:Net",
-            "--out",
-            "-".join(["jobs", *chosen]),
-        )
-        cpfl_process("sweep", "digits", *QUICK, *words, PYTHONPATH=str(tmp_path), **chosen).good()
-        reported = list(tmp_path.glob("*.reported"))
-        assert {path.read_text() for path in reported} == there
-        for path in reported:
-            path.unlink()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(runner.WAIT_POLICY, raising=False)
+    if chosen:
+        monkeypatch.setenv(runner.WAIT_POLICY, chosen)
+    experiment = cpfl.load_experiment("digits", [*QUICK[1::2], "model.name=reported:Net"])
+    ends: list[Exception | None] = []
+    common = {"device": "cpu", "workers": 1}
+    runner.run_in_processes(
+        {tmp_path / "run": experiment}, 1, common, runner.SweepCallback(), lambda path, error: ends.append(error)
+    )
+    assert ends == [None]
+    assert {path.read_text() for path in tmp_path.glob("*.reported")} == {there}
+    assert os.environ.get(runner.WAIT_POLICY) == chosen  # only theirs was changed
 
 
 def test_a_larger_sweep_includes_the_smaller(cpfl_command: Command, tmp_path: Path) -> None:
@@ -138,8 +139,8 @@ def test_other_settings_are_not_mixed_in(cpfl_command: Command, tmp_path: Path) 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_diverges_does_not_take_the_others_down(cpfl_command: Command, tmp_path: Path, jobs: int) -> None:
     """Also from a process of its own, whose exceptions travel by pickle."""
-    words = ("--cohorts", "2", "--over", "federation.lr=1e30,0.1,1e29", "--out", "s", "--jobs", jobs)
-    answer = cpfl_command(*WORDS, *words)
+    words = ("--cohorts", "2", "--over", "federation.lr=1e30,0.1,1e29", "--out", "s")
+    answer = cpfl_command(*WORDS, *words, "--jobs", jobs)
     assert answer.code == 1
     failed = sorted(answer.err.splitlines())
     assert len(failed) == 2
@@ -154,6 +155,9 @@ def test_a_run_that_diverges_does_not_take_the_others_down(cpfl_command: Command
     assert reported.code == 1
     assert [Path(run["path"]).name for run in reported.json["runs"]] == finished
     assert len(reported.json["failed"]) == 2
+    chosen = ("--set", "cohorts=2", "--set", "federation.lr=0.1")
+    alone = cpfl_command("run", "digits", *QUICK, *chosen, "--out", "alone", "--json").good().json
+    assert reported.json["runs"][0]["student_accuracy"] == alone["student_accuracy"]
 
 
 def test_over_other_settings(cpfl_command: Command, tmp_path: Path) -> None:
