@@ -8,12 +8,25 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 
 TALLY: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_power_cut() -> Iterator[None]:
+    """As in tests/runs/conftest.py: a kill loses nothing that was written."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

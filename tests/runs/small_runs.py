@@ -79,7 +79,7 @@ def outcome(path: Path) -> dict[str, bytes]:
 def differing(one: Path, other: Path) -> list[str]:
     """Names of the results in which two finished runs differ by any byte."""
     first, second = outcome(one), outcome(other)
-    assert len(first) > 5, "there is something to compare"
+    assert len(first) > 3, "there is something to compare"
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
 
