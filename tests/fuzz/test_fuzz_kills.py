@@ -27,8 +27,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "written later": {"checkpoint_seconds": 0.02},
     "joint": JOINT,
     "joint, moving average": JOINT | {"stopping.keep": "ema"},
-    "scaffold": {"federation.client": "scaffold"},
-    "feddyn": {"federation.client": "feddyn"},
+    "scaffold": {"federation.client": "scaffold", "federation.momentum": 0},
+    "feddyn": {"federation.client": "feddyn", "federation.momentum": 0},
     "fedadam": {"federation.server": "fedadam"},
     "fedavgm": {"federation.server": "fedavgm"},
     "oort": {"federation.selection": "oort", "federation.participants": 1},
@@ -96,6 +96,11 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Make:
         return made[work, kind, engine]
 
     return make
+
+
+def test_every_kind_is_allowed() -> None:
+    for kind in KINDS:
+        cpfl.load_experiment("digits", [f"{key}={value}" for key, value in settings(kind, "lanes").items()])
 
 
 @hypothesis.settings(FUZZ, max_examples=4 * TIMES)

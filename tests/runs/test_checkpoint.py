@@ -171,6 +171,21 @@ def test_two_checkpoints_are_kept(unbroken: Unbroken) -> None:
         assert rounds[0] == rounds[1] - 1
 
 
+@pytest.mark.parametrize("damage", ["missing", "of another cohort", *DAMAGES])
+def test_damaged_teachers_are_made_again(damage: str, broken: Path, unbroken: Unbroken) -> None:
+    """The checkpoint of a stopped cohort holds its model: a resume repairs the file for later distillations."""
+    folder = RunFolder.open(broken)
+    teacher = folder.teacher(1)
+    if damage == "missing":
+        teacher.unlink()
+    elif damage == "of another cohort":
+        shutil.copyfile(folder.teacher(0), teacher)
+    else:
+        teacher.write_bytes(DAMAGES[damage](teacher.read_bytes()))
+    resumed(broken)
+    assert small_runs.differing(broken, unbroken()) == []
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_models_are_refused(damage: str, tmp_path: Path, unbroken: Unbroken) -> None:
     path = tmp_path / "run"

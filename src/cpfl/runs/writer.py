@@ -5,6 +5,7 @@ that training never waits for a disk. A kill costs nothing more: resume truncate
 anyway, and rounds are written in their order. With `checkpoint_seconds` = 0 a round is on disk when it is closed.
 """
 
+import contextlib
 import itertools
 import threading
 import time
@@ -75,8 +76,7 @@ class RunWriter:
             path = self._folder.snapshot(one.cohort, one.round)
             models.append((path, files.on_host(one.model), {"round": one.round, "clock": one.clock}))
         if session.stopped:
-            numbers = {"cohort": session.cohort, "round": session.round, "best_round": session.best_round}
-            models.append((self._folder.teacher(session.cohort), files.on_host(session.teacher()), numbers))
+            models.append((self._folder.teacher(session.cohort), *_teacher(session)))
         if due or session.stopped:
             state = capture(session, now - self._began)
             self._saved[session.cohort] = now
@@ -155,6 +155,24 @@ def capture(session: Session, wall_seconds: float) -> Checkpoint:
     return files.on_host(tensors), {**numbers, "wall_seconds": round(wall_seconds, 3)}
 
 
+def _teacher(session: Session) -> tuple[State, dict[str, Any]]:
+    """A stopped cohort's model in host memory, and the numbers that are stored with it."""
+    numbers = {"cohort": session.cohort, "round": session.round, "best_round": session.best_round}
+    return files.on_host(session.teacher()), numbers
+
+
+def _repair_teacher(folder: RunFolder, session: Session, facts: Mapping[str, Any]) -> None:
+    """Write a stopped cohort's teacher again, unless its file is sound: this run has it, later distillations read it."""
+    path, (model, numbers) = folder.teacher(session.cohort), _teacher(session)
+    with contextlib.suppress(DamagedError):
+        if path.is_file():
+            found, stored = files.load_tensors(path)
+            same = found.keys() == model.keys() and all(found[name].equal(model[name]) for name in model)
+            if same and stored == {**numbers, **facts}:
+                return
+    files.save_tensors(path, model, {**numbers, **facts})
+
+
 def restore(folder: RunFolder, session: Session) -> tuple[float, list[str], int]:
     """Bring a new session to its newest sound checkpoint, or leave it at the start.
 
@@ -176,6 +194,8 @@ def restore(folder: RunFolder, session: Session) -> tuple[float, list[str], int]
             kind, _, key = name.partition("/")
             states.setdefault(kind, {})[key] = value
         session.restore(states, numbers)  # type: ignore[arg-type]
+        if session.stopped:
+            _repair_teacher(folder, session, {key: numbers[key] for key in ("records_size", "records_checksum")})
         return (
             numbers["wall_seconds"],
             damaged,
