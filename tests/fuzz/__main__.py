@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ def batch(seed: int, folder: Path) -> tuple[int, int, str, Counter[str]]:
     command.append(f"--basetemp={folder / str(seed)}")
     environment = os.environ | {"FUZZ": str(BATCH), "FUZZ_TALLY": str(file)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    shutil.rmtree(folder / str(seed), ignore_errors=True)  # batches are many, and a disk is small
     tally = Counter(json.loads(file.read_text())) if file.is_file() else Counter[str]()
     return seed, done.returncode, done.stdout + done.stderr, tally
 

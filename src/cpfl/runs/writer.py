@@ -162,7 +162,7 @@ def _teacher(session: Session) -> tuple[State, dict[str, Any]]:
 
 
 def _repair_teacher(folder: RunFolder, session: Session, facts: Mapping[str, Any]) -> None:
-    """Write a stopped cohort's teacher again, unless its file is sound: this run has it, later distillations read it."""
+    """Write a stopped cohort's teacher again, unless its file is sound: later distillations will read it."""
     path, (model, numbers) = folder.teacher(session.cohort), _teacher(session)
     with contextlib.suppress(DamagedError):
         if path.is_file():
