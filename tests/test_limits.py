@@ -29,7 +29,7 @@ REFUSED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("federation.server=fedadam", "federation.server_args.tau=1e300"): ("server_args.tau = 1e+300", "at most"),
     ("federation.client_args.weight_decay=1e39",): ("client_args.weight_decay = 1e+39", "at most 1e+38"),
     ("federation.lr=1e39",): ("federation.lr = 1e+39", "less than or equal to"),
-    ("distillation.lr=1e39",): ("distillation.lr = 1e+39", "less than or equal to"),
+    ("distillation.lr=1e38",): ("distillation.lr = 1e+38", "less than or equal to"),
     (FIXED, "devices.network_kbps=1e-308"): ("devices.network_kbps = 1e-308", "greater than or equal to 0.001"),
     (FIXED, "devices.compute_ms=1e308"): ("devices.compute_ms = 1e+308", "less than or equal to 1000000000"),
     (f"federation.batch_size={10**30}",): (f"federation.batch_size = {10**30}", "1000000000"),
