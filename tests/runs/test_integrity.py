@@ -169,7 +169,7 @@ def test_a_resumed_run_vouches_for_all_records(tmp_path: Path, interrupter: Any,
     api.distill(path, device="cpu")
 
 
-@pytest.mark.parametrize("changed", ["accuracy", "order"])
+@pytest.mark.parametrize("changed", ["accuracy", "order", "said twice", "not a number"])
 def test_changed_evaluations_are_refused(changed: str, tmp_path: Path, unbroken: Unbroken) -> None:
     run = Path(shutil.copytree(unbroken(**(FEW | JOINT | {"max_rounds": 3})), tmp_path / "run"))
     (run / "summary.json").unlink()
@@ -178,6 +178,10 @@ def test_changed_evaluations_are_refused(changed: str, tmp_path: Path, unbroken:
     assert len(lines) == 2
     if changed == "order":
         lines.reverse()
+    elif changed == "said twice":  # the same content in other bytes
+        lines[0] = lines[0].replace(b'"phase":1,', b'"phase":1,"phase":1,', 1)
+    elif changed == "not a number":
+        lines[0] = lines[0].replace(b'"accuracy":', b'"accuracy":NaN,"was":', 1)
     else:
         lines[-1] = lines[-1].replace(b'"accuracy":', b'"accuracy":1', 1)
     path.write_bytes(b"".join(lines))
@@ -204,6 +208,14 @@ def test_files_of_other_cohorts_are_refused(kind: str, run: Path) -> None:
     if kind == "snapshot":
         clock = records.read(folder.rounds(0))[0]["clock"]
         refusal(lambda: api.distill(run, at=f"{clock + 1}s", device="cpu"), first.name, "written as")
+
+
+def test_a_missing_snapshot_is_not_replaced_by_an_older_one(run: Path) -> None:
+    folder = RunFolder.open(run)
+    moment = f"{records.read(folder.rounds(0))[0]['clock'] + 1}s"
+    api.distill(run, at=moment, device="cpu")
+    folder.snapshot(0, 1).unlink()
+    refusal(lambda: api.distill(run, at=moment, device="cpu"), "cohort-0000-round-000001", "is missing", "at")
 
 
 def test_a_teacher_of_another_run_is_refused(run: Path, unbroken: Unbroken) -> None:

@@ -36,8 +36,9 @@ def make(
             last = number == len(hours)
             record = {"cohort": cohort, "round": number, "clock": hour * HOUR, "cpu_seconds": 1800.0 * (cohort + 1)}
             record |= {"bytes": 100, "samples": 7, "stop": "plateau" if last and cohort in stopped else ""}
-            records.append(folder.rounds(cohort), record)
-            if snapshots and number % interval == 0:
+            kept = bool(snapshots) and number % interval == 0
+            records.append(folder.rounds(cohort), record | ({"snapshots": [number]} if kept else {}))
+            if kept:
                 save(folder.snapshot(cohort, number), cohort + number / 100, number, hour * HOUR)
         if cohort in stopped:
             facts = records.RunningDigest(folder.rounds(cohort)).facts
@@ -175,10 +176,8 @@ def test_unfinished_runs(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"cohort 2 of .* does not exist yet"):
         select_teachers(folder, Distillation(quorum=0.3))
     for number in (1, 2):
-        records.append(
-            folder.rounds(2),
-            {"round": number, "clock": number * 2 * HOUR, "cpu_seconds": 0.0, "bytes": 0, "samples": 0, "stop": ""},
-        )
+        numbers = {"round": number, "clock": number * 2 * HOUR, "cpu_seconds": 0.0, "bytes": 0, "samples": 0}
+        records.append(folder.rounds(2), {**numbers, "stop": "", "snapshots": [number]})
         save(folder.snapshot(2, number), 2.0, number, number * 2 * HOUR)
     assert names(folder, quorum=0.3) == {
         0: "cohort-0000",

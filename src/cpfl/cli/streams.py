@@ -51,7 +51,8 @@ def prepare() -> None:
     """Let standard output and error take any text, whatever their encoding."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="cpfl")
+            with contextlib.suppress(OSError):  # a file that became a pipe under its name has no position
+                stream.reconfigure(errors="cpfl")
 
 
 def flush() -> None:

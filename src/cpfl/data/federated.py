@@ -164,7 +164,7 @@ def _check_labels(train: Samples, test: Samples, classes: int) -> int:
         if not classes and samples.y.max() >= max(len(samples), SURELY):
             raise DataError(
                 f"a label of the {name} set is {samples.y.max()}, and it has {len(samples)} samples: labels number the "
-                f"classes from 0; set data.classes={samples.y.max() + 1} if there are so many classes"
+                "classes from 0; if there are so many classes, set data.classes (at most 100,000)"
             )
         classes = classes or int(samples.y.max()) + 1
         if samples.y.max() >= classes:

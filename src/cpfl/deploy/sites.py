@@ -190,6 +190,7 @@ def _renumbered(line: dict[str, Any], cohort: int, first: int) -> dict[str, Any]
     """A site's record with the numbers that its cohort and clients have in the whole."""
     participants = [client + first for client in line["participants"]]
     found = {**line, "cohort": cohort, "participants": participants, "slowest": line["slowest"] + first}
+    found.pop("snapshots", None)  # they stay at the site
     if line.get("excluded"):
         found["excluded"] = {str(int(client) + first): why for client, why in line["excluded"].items()}
     return found

@@ -261,10 +261,6 @@ class RunFolder:
         """A cohort's model as it was after a round."""
         return self.path / "snapshots" / f"cohort-{cohort:04d}-round-{round:06d}.safetensors"
 
-    def snapshots(self, cohort: int) -> list[Path]:
-        """A cohort's snapshots, oldest first."""
-        return sorted((self.path / "snapshots").glob(f"cohort-{cohort:04d}-round-*.safetensors"))
-
     def summary(self) -> dict[str, Any] | None:
         """The outcome, or None while the run is unfinished."""
         path = self.path / "summary.json"

@@ -80,18 +80,27 @@ def seal(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_sealed(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a sealed file, without their checksums."""
-    digest, lines = hashlib.sha256(), read(path)
-    for line in lines:
-        found, own = line.pop("checksum", ""), digest.copy()
-        own.update(encode(line))
-        if own.hexdigest() != found:
+    content = path.read_bytes() if path.is_file() else b""
+    digest, lines = hashlib.sha256(), parse(path, content)
+    for raw, line in zip(content.splitlines(keepends=True), lines, strict=False):  # the last one may be cut short
+        own, found = digest.copy(), line.pop("checksum", "")
+        own.update(_plain(line))
+        if own.hexdigest() != found or raw != _plain({**line, "checksum": found}):
             start = path.with_name("experiment.toml")
             raise DamagedError(
                 f"{path} is damaged: it was changed after it was written: restore it, or begin a new run: "
                 f"cpfl run {start} --out NEW"
             )
-        digest.update(encode({**line, "checksum": found}))
+        digest.update(raw)
     return lines
+
+
+def _plain(record: Mapping[str, Any]) -> bytes:
+    """The line of a record that was read; nothing, if it could never have been written (NaN)."""
+    try:
+        return encode(record)
+    except ValueError:
+        return b""
 
 
 def check(path: Path, facts: Mapping[str, Any], whole: bool = False) -> None:

@@ -142,10 +142,11 @@ def _latest(folder: RunFolder, cohort: int, lines: list[dict[str, Any]], moment:
             f"{folder.path} kept no snapshots, so cohort {cohort}'s model at {moment / 3600:.2f} h is gone: "
             "run it with snapshots=5h (or '50 rounds'), or set distillation.unfinished = drop"
         )
-    ended = {line["round"]: line["clock"] for line in lines}
-    latest = folder.start(cohort)
-    for path in folder.snapshots(cohort):
-        # A snapshot may be there a moment before the record of its round.
-        if ended.get(int(path.stem.rpartition("-")[2]), math.inf) <= moment + ROUNDING:
-            latest = path
+    before = {line["round"] for line in lines if line["clock"] <= moment + ROUNDING}
+    rounds = before.intersection(chain.from_iterable(line.get("snapshots", ()) for line in lines))
+    if not rounds:
+        return folder.start(cohort)
+    latest = folder.snapshot(cohort, max(rounds))
+    if not latest.is_file():
+        raise RunFolderError(f"{latest} is missing: restore it, or choose another distillation.at")
     return latest

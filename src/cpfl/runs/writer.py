@@ -81,6 +81,8 @@ class RunWriter:
             state = capture(session, now - self._began)
             self._saved[session.cohort] = now
         record = {key: value for key, value in vars(closed.record).items() if value or key not in RARE}
+        if closed.snapshots:  # records are vouched for: a snapshot that is missing later is noticed
+            record["snapshots"] = [one.round for one in closed.snapshots]
         item = _Round(session.cohort, record, models, state)
         if not self._seconds:
             self._write([item])
