@@ -139,7 +139,8 @@ def moments(folder: RunFolder, every: int) -> Iterator[tuple[str, int | None, li
     """What is evaluated: its name, the round if all cohorts are at it, and of each cohort the models to be averaged."""
     experiment = folder.experiment()
     cohorts = range(experiment.cohorts)
-    snapshots = [{int(file.stem.rpartition("-")[2]): file for file in folder.snapshots(cohort)} for cohort in cohorts]
+    kept = [[one for line in records.read(folder.rounds(i)) for one in line.get("snapshots", ())] for i in cohorts]
+    snapshots = [{number: folder.snapshot(i, number) for number in kept[i]} for i in cohorts]
     if interval(experiment.snapshots)[0] == "rounds":
         shared = [number for number in sorted(set.intersection(*map(set, snapshots))) if number % every == 0]
         for number in shared:
