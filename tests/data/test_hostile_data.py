@@ -120,6 +120,23 @@ def test_a_gap_in_a_dictionary_is_nobodys_value(tmp_path: Path) -> None:
     assert samples.columns["writer"].tolist() == ["a", "", "b"]
 
 
+def test_a_row_that_names_a_value_there_is_not(tmp_path: Path) -> None:
+    """Every byte of the values of a column of text is changed, one after the other."""
+    file = tmp_path / SHARD
+    pq.write_table(pa.table({"image": [{"bytes": IMAGE, "path": ""}] * 3, "writer": ["a", "b", "c"]}), file)
+    column = next(
+        one for one in map(pq.read_metadata(file).row_group(0).column, range(3)) if one.path_in_schema == "writer"
+    )
+    content, damaged = file.read_bytes(), 0
+    for place in range(column.dictionary_page_offset, column.dictionary_page_offset + column.total_compressed_size):
+        file.write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+        try:
+            parquet.read(tmp_path, "train")
+        except DataError as error:
+            damaged += SHARD in str(error)
+    assert damaged > 3
+
+
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_a_shard_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / SHARD)

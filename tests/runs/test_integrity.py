@@ -300,7 +300,10 @@ def test_sweep_json(tmp_path: Path) -> None:
     path.write_text(DEEP)
     refusal(lambda: sweep(tmp_path), "sweep.json is damaged")
     path.write_text(whole)
+    left = tmp_path / ".trade-off.png.part"  # of a sweep that was killed while it drew
+    left.write_bytes(b"half")
     assert [run.path.name for run in sweep(tmp_path)] == [name]
+    assert not left.exists()
 
 
 # Two at once, interrupts, leftovers, names.

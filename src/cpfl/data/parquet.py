@@ -158,6 +158,7 @@ def _read_columns(files: Sequence[Path], names: Sequence[str]) -> pa.Table:
         with _opened(file, text) as opened:
             if not names or set(names) & set(schema.names):
                 tables.append(opened.read(columns=list(names)))
+                tables[-1].validate(full=True)  # a damaged row may name a value that there is not
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:

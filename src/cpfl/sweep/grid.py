@@ -113,6 +113,8 @@ class SweepGrid:
         """Write sweep.json, unless it holds the same already."""
         with files.explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            for part in folder.glob(".*.png.part"):  # a sweep that was killed while it drew its pictures
+                part.unlink(missing_ok=True)
         tree = {"schema": SCHEMA, "engine": self.engine, "data": self.data, "runs": self.runs, "given": self.given}
         tree["experiment"] = self.base.model_dump(mode="json")
         tree["checksum"] = files.checksum(tree)
