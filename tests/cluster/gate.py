@@ -1,5 +1,5 @@
-"""A selection that waits before its third round while a file exists, and a loss that waits after its first epoch, so
-that a test can hold a run on any machine. Their results are those of `random` and of `l1`."""
+"""Selections that wait, before the third round while a file exists or before every round, and a loss that waits after
+its first epoch, so that a test can hold a run on any machine. Their results are those of `random` and of `l1`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,18 @@ class Gated(Random):
         while round > FREE_ROUNDS and self._gate.exists():
             time.sleep(0.02)
         reached(self._gate, round, os.getpid()).touch()
+        return super().select(available, count, round, rng, clock)
+
+
+class Paced(Random):
+    """Every round waits a little, so that a run that lasts as long as a test leaves the machine to the test."""
+
+    plans_ahead = False
+
+    def select(
+        self, available: Sequence[int], count: int, round: int, rng: np.random.Generator, clock: float
+    ) -> Sequence[int]:
+        time.sleep(0.2)
         return super().select(available, count, round, rng, clock)
 
 

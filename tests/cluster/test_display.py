@@ -82,6 +82,7 @@ def test_the_dashboard_shows_the_workers_of_a_live_run(
     out = tmp_path / "runs" / "live"
     options = ["--engine", "ray", "--address", cluster.address, "--workers", "2"]
     long = {**SMALL, "max_rounds": 10**6, "stopping.rule": "rounds", "stopping.rounds": 10**6}
+    long["federation.selection"] = "tests.cluster.gate:Paced"
     process = start("run", "digits", *settings(long), *options, "--out", out)
     at_work(process, out, 2)
     served = dashboard("runs")
