@@ -1,4 +1,4 @@
-"""Every command and every piece of Python in README and docs runs as it is printed there."""
+"""Every command and every piece of Python in README and docs runs as it is printed there; trainings are shortened."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ ELSEWHERE = {
     "run in tests/deploy/test_commands.py": ROOT / "tests/deploy/test_commands.py",
 }
 
+# More settings for commands that train; the rounds last longer than an hour, the latest moment that a page asks for.
+SHORTER = {"run": ("max_rounds=100", "distillation.epochs=2"), "sweep": ("max_rounds=20", "distillation.epochs=2")}
+
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page(page: Path, tmp_path: Path) -> None:
@@ -36,7 +39,8 @@ def test_page(page: Path, tmp_path: Path) -> None:
             assert block["note"] in ELSEWHERE, f"{page.name}: an unknown reason not to run a block: {block['note']}"
         elif block["kind"] == "sh":
             for words in commands(block["text"]):
-                ended(Program(words, tmp_path, os.environ), f"{page.name}: cpfl {shlex.join(words)}")
+                more = [word for setting in SHORTER.get(words[0], ()) for word in ("--set", setting)]
+                ended(Program([*words, *more], tmp_path, os.environ), f"{page.name}: cpfl {shlex.join(words)}")
         elif block["kind"] == "python" and block["text"] not in shown.values():
             out = ended(Program([block["text"]], tmp_path, os.environ, PYTHON), f"{page.name}:\n{block['text']}")
             accuracy = re.match(r"\d+\.\d+", out)

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,54 +18,84 @@ import cpfl.cli
 HEAVY = {"torch", "numpy", "pyarrow", "vl_convert", "scipy", "sklearn", "pydantic", "safetensors", "PIL", "ray", "flwr"}
 MODULES = 450  # typer and rich are about 350; torch alone is more than a thousand
 COMMANDS = [*cpfl.cli.COMMANDS, *(f"data {name}" for name in ("list", "get", "check", "import")), "deploy local"]
-# Imports happen in a process of their own; what it had imported at its end is the last line.
+USES = [
+    (("--help",), 0),
+    (("--version",), 0),
+    (("run", "--enigne", "lanes"), 2),
+    (("rum", "digits"), 2),
+    *(((*command.split(), "--help"), 0) for command in COMMANDS),
+]
+# One interpreter is forked for every use of the program; each prints what it had imported at its end.
 CALL = """
-import json, sys
-sys.argv = ["cpfl", *sys.argv[1:]]
+import json, os, sys
 from cpfl.cli import main
-try:
-    main()
-except SystemExit as ended:
-    print(json.dumps([ended.code or 0, sorted(sys.modules)]))
+for words in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        sys.argv = ["cpfl", *words]
+        try:
+            main()
+        except SystemExit as ended:
+            print()
+            print(json.dumps([ended.code or 0, sorted(sys.modules)]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+# Torch, which takes seconds, is imported once; everything of cpfl after the fork.
+BOTH_WAYS = """
+import json, os, sys, torch
+for first in sys.argv[1:]:
+    if os.fork() == 0:
+        import cpfl
+        exec(first)
+        print(json.dumps([callable(getattr(cpfl, name)) for name in ("sweep", "report", "redistill")]), flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
-def imported(code: str, *words: str) -> list[str]:
-    """All modules in a fresh process after this code, which prints them as JSON."""
+def printed(code: str, *words: str) -> list[Any]:
+    """What this code prints in a fresh process, each line that is a list in JSON."""
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
 def heavy(modules: list[str]) -> set[str]:
     return HEAVY & set(modules)
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("--help",), 0),
-        (("--version",), 0),
-        (("run", "--enigne", "lanes"), 2),
-        (("rum", "digits"), 2),
-        *(((*command.split(), "--help"), 0) for command in COMMANDS),
-    ],
-)
-def test_help_and_mistakes_import_nothing_heavy(words: tuple[str, ...], code: int) -> None:
-    ended, modules = imported(CALL, *words)
+@pytest.fixture(scope="module")
+def ends() -> dict[tuple[str, ...], tuple[int, list[str]]]:
+    """How every use ended, and with which modules."""
+    return dict(zip((words for words, _ in USES), printed(CALL, json.dumps([words for words, _ in USES])), strict=True))
+
+
+@pytest.mark.parametrize(("words", "code"), USES)
+def test_help_and_mistakes_import_nothing_heavy(
+    words: tuple[str, ...], code: int, ends: dict[tuple[str, ...], tuple[int, list[str]]]
+) -> None:
+    ended, modules = ends[words]
     assert ended == code
-    assert heavy(modules) == set()  # type: ignore[arg-type]
+    assert heavy(modules) == set()
     assert len(modules) < MODULES
 
 
 def test_settings_need_no_torch() -> None:
-    code = "import json, sys, cpfl; {}; print(json.dumps(sorted(sys.modules)))"
-    assert heavy(imported(code.format("pass"))) == set()
-    assert len(imported(code.format("pass"))) < 100
-    for line in ("cpfl.CpflError", "cpfl.Experiment(cohorts=2)", "cpfl.load_experiment('digits')"):
-        assert heavy(imported(code.format(line))) <= {"pydantic"}
-    assert "torch" in imported(code.format("cpfl.run"))
+    lines = (
+        "import cpfl",
+        "cpfl.CpflError",
+        "cpfl.Experiment(cohorts=2)",
+        "cpfl.load_experiment('digits')",
+        "cpfl.run",
+    )
+    told = "print(json.dumps(sorted(sys.modules)))"
+    first, *middle, last = printed("; ".join(["import json, sys", *(f"{line}; {told}" for line in lines)]))
+    assert heavy(first) == set()
+    assert len(first) < 100
+    assert len(middle) == 3
+    for modules in middle:
+        assert heavy(modules) <= {"pydantic"}
+    assert "torch" in last
 
 
 def test_the_public_names_are_the_same_everywhere() -> None:
@@ -88,10 +119,8 @@ def test_the_public_names_are_the_same_everywhere() -> None:
 
 def test_functions_and_packages_of_one_name() -> None:
     """cpfl.sweep is the function, whichever is imported first."""
-    code = "import json, cpfl; {}; print(json.dumps([callable(getattr(cpfl, n)) for n in {}]))"
-    names = ("sweep", "report", "redistill")
-    for first in ("import cpfl.sweep.grid, cpfl.report.advice, cpfl.sweep.redistill", "cpfl.sweep, cpfl.report"):
-        assert imported(code.format(first, names)) == [True] * 3  # type: ignore[comparison-overlap]
+    firsts = ("import cpfl.sweep.grid, cpfl.report.advice, cpfl.sweep.redistill", "cpfl.sweep, cpfl.report")
+    assert printed(BOTH_WAYS, *firsts) == [[True] * 3] * 2
     with pytest.raises(AttributeError, match="no attribute 'sweeep'"):
         cpfl.sweeep  # noqa: B018
 
