@@ -69,7 +69,7 @@ def every_assignment(clients: int, cohorts: int) -> Iterator[Cohorts]:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 40), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_everybody_is_somewhere_and_sizes_differ_by_one(seed: int, clients: int, data: Any) -> None:
     cohorts = data.draw(st.integers(1, clients))
     for name, plan in assignments(seed, clients, cohorts).items():
@@ -102,7 +102,7 @@ def test_tiny_cases_against_every_assignment(seed: int) -> None:
     assert cost(found["multi-objective"]) <= min(map(cost, every)) + 0.03
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_rules_do_what_they_are_for(seed: int) -> None:
     counts, seconds = world(seed, 60)
     found = assignments(seed, 60, 6)

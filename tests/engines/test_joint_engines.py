@@ -16,6 +16,8 @@ BASE: dict[str, Any] = {
     "clients": 12,
     "cohorts": 3,
     "max_rounds": 40,
+    "data.train_limit": 600,
+    "data.public_limit": 200,
     "stopping.rule": "joint",
     "stopping.eval_interval": 3,
     "stopping.min_gain": 1000,

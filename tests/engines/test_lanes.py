@@ -30,7 +30,9 @@ from cpfl.models.layout import Layout
 from cpfl.settings import experiment_file
 from cpfl.task.task import Task, build_task
 
-BASE: dict[str, Any] = {"precision": "float64", "max_rounds": 6, "distillation.epochs": 1}
+BASE: dict[str, Any] = {
+    "precision": "float64", "max_rounds": 4, "data.train_limit": 900, "data.public_limit": 200, "distillation.epochs": 1
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "momentum, ragged": {},
     "n = 1": {"cohorts": 1},
@@ -102,8 +104,8 @@ def test_as_many_lanes_as_do_the_work_soonest() -> None:
 def augmented_run(engine: str, validation: bool, place: Path) -> cpfl.Run:
     """A run on small pictures with crop, flip and cutout, of validation images too if so wanted."""
     rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 150)
-    x = (rng.integers(0, 80, (150, 3, 24, 24)) + 80 * y[:, None, None, None]).astype(np.uint8)
+    y = rng.integers(0, 3, 80)
+    x = (rng.integers(0, 80, (80, 3, 24, 24)) + 80 * y[:, None, None, None]).astype(np.uint8)
     settings = {
         **BASE, "clients": 8, "max_rounds": 2, "model.name": "gn-lenet", "federation.lr": 0.01,
         "data.augment": "crop-flip-cutout", "data.augment_validation": validation,

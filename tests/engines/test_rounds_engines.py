@@ -74,8 +74,8 @@ def test_equal_to_the_reference(case: str, tmp_path: Path) -> None:
 def test_partial_work_is_the_beginning_of_the_whole(tmp_path: Path) -> None:
     """Augmented images: a client with fewer steps does the first ones of the whole; on every engine."""
     rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 150)
-    x = (rng.integers(0, 80, (150, 3, 24, 24)) + 80 * y[:, None, None, None]).astype(np.uint8)
+    y = rng.integers(0, 3, 80)
+    x = (rng.integers(0, 80, (80, 3, 24, 24)) + 80 * y[:, None, None, None]).astype(np.uint8)
     settings = {
         **BASE, "clients": 8, "max_rounds": 2, "model.name": "gn-lenet", "data.augment": "crop-flip-cutout",
         "federation.batch_size": 4, "federation.deadline": 4, "federation.straggler_policy": "partial",
@@ -124,11 +124,12 @@ def test_squared_losses_are_those_of_all_samples() -> None:
 @pytest.mark.parametrize("engine", ["reference", "workers"])
 @pytest.mark.parametrize("case", ["oort", "power-of-choice", "refl", "stale", "fedbuff", "over-selection, crashes"])
 def test_resumed_to_the_byte(case: str, engine: str, tmp_path: Path, interrupter: type[Interrupter]) -> None:
-    settings = {**CASES[case], "max_rounds": 6, "distillation.epochs": 1, "checkpoint_seconds": 0}
+    settings = {**CASES[case], "clients": 24, "cohorts": 2, "max_rounds": 6, "distillation.epochs": 1}
+    settings |= {"data.train_limit": 900, "data.public_limit": 200, "checkpoint_seconds": 0}
     whole = cpfl.run("digits", out=tmp_path / "whole", engine=engine, device="cpu", settings=settings)
     path = tmp_path / "broken"
     with pytest.raises(interrupter.Enough):
-        cpfl.run("digits", out=path, engine=engine, device="cpu", settings=settings, callback=interrupter(14))
+        cpfl.run("digits", out=path, engine=engine, device="cpu", settings=settings, callback=interrupter(7))
     cpfl.resume(path, engine=engine, device="cpu")
     for name in ("rounds", "models"):
         for file in (whole.path / name).iterdir():

@@ -21,7 +21,7 @@ from cpfl.task.task import Task, build_task
 
 
 def task(**settings: Any) -> Task:
-    tree = {"precision": "float64", "max_rounds": 12, **{key.replace("__", "."): v for key, v in settings.items()}}
+    tree = {"precision": "float64", "max_rounds": 6, **{key.replace("__", "."): v for key, v in settings.items()}}
     return build_task(experiment_file.with_settings(experiment_file.load("digits", []), tree), [], Given())
 
 

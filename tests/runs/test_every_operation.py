@@ -15,9 +15,9 @@ import untrained
 
 from cpfl.runs import records, writer
 
-FEW = {"cohorts": 2, "max_rounds": 3, "distillation.epochs": 1, "data.public_limit": 20}
+FEW = {"cohorts": 2, "max_rounds": 2, "distillation.epochs": 1, "data.public_limit": 20}
 JOINT = FEW | {
-    "max_rounds": 4,
+    "max_rounds": 3,
     "stopping.rule": "joint",
     "stopping.eval_interval": 1,
     "stopping.min_gain": 0,
@@ -25,10 +25,10 @@ JOINT = FEW | {
 }
 SPARSE = {"checkpoint_seconds": 1000}  # checkpoints at stops only: a resume repeats many rounds
 KINDS: dict[str, dict[str, Any]] = {
-    "plain": {"max_rounds": 3},
+    "plain": {"max_rounds": 2},
     "snapshots by time": FEW | {"snapshots": "10s"},
     "sparse checkpoints": FEW | SPARSE,
-    "written later": FEW | {"max_rounds": 12, "stopping.patience": 12, "checkpoint_seconds": 0.002},
+    "written later": FEW | {"max_rounds": 8, "stopping.patience": 8, "checkpoint_seconds": 0.002},
     "joint": JOINT,
     "joint, sparse checkpoints": JOINT | SPARSE,
     "joint, limited": JOINT | {"stopping.metric": "public-agreement", "stopping.max_hours": 0.02},
