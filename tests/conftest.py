@@ -36,21 +36,22 @@ hypothesis.settings.load_profile("patient")
 
 QUICK = ("--set", "max_rounds=5", "--set", "distillation.epochs=2")
 SHARED = ("tests/cluster/", "tests/deploy/")  # folders whose tests share a cluster or a fleet
-# Files of half a minute and more, the longest first.
+# Files of 18 CPU seconds and more, processes that they start included; the longest first.
 LONG = (
-    "runs/test_kill.py",
     "test_docs.py",
-    "runs/test_joint_runs.py",
-    "runs/test_sweep_kill.py",
-    "runs/test_writer.py",
-    "runs/test_determinism.py",
-    "runs/test_rounds_kill.py",
-    "report/test_browser.py",
-    "engines/test_lanes.py",
-    "dashboard/test_live_page.py",
+    "test_terminal.py",
     "engines/test_workers.py",
-    "report/test_command.py",
     "test_real_data.py",
+    "engines/test_lanes.py",
+    "runs/test_kill.py",
+    "engines/test_rounds_engines.py",
+    "cli/test_sweep.py",
+    "dashboard/test_live_page.py",
+    "report/test_browser.py",
+    "runs/test_every_operation.py",
+    "engines/test_schedule_workers.py",
+    "engines/test_joint_engines.py",
+    "test_effects.py",
 )
 
 

@@ -231,7 +231,7 @@ def test_a_move_to_few_lanes_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_memory_for_the_small_lanes(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are tried once, nothing is left of them, and the large lanes do all rounds of all calls."""
     monkeypatch.setattr(scheduler, "QUIET_STEPS", 1)
-    settings = {**BASE, "cohorts": 2, "max_rounds": 4, "federation.batch_size": 4}
+    settings = {"precision": "float64", "cohorts": 2, "max_rounds": 4, "federation.batch_size": 4}
     task = build_task(experiment_file.with_settings(experiment_file.load("digits", []), settings), [], Given())
     begun: list[weakref.ref[Lanes]] = []
 
