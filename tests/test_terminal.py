@@ -270,7 +270,7 @@ def shown(pattern: str) -> Callable[[Screens], bool]:
 
 @pytest.mark.parametrize(("columns", "cohorts"), [(80, 4), (160, 40)])
 def test_a_run_in_a_real_terminal(tmp_path: Path, columns: int, cohorts: int) -> None:
-    settings = [f"cohorts={cohorts}", "max_rounds=60", "stopping.patience=25", "distillation.epochs=20"]
+    settings = [f"cohorts={cohorts}", "max_rounds=60", "stopping.patience=25", "distillation.epochs=2"]
     hold = Hold(tmp_path, 8)  # rounds, until that was seen; then more, and some cohorts stop
     settings += [f"{key}={value}" for key, value in hold.settings({}).items()]
     words = ["run", "digits", "--engine", "reference", *(f"--set={word}" for word in settings), "--out", "r"]

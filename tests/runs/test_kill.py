@@ -28,7 +28,7 @@ from cpfl.settings import Distillation
 from cpfl.task.task import Task
 
 BY_TIME = {"snapshots": "10s"}  # by virtual time
-LONGER = {"max_rounds": 20, "snapshots": "20s", "stopping.patience": 20, "distillation.epochs": 20}
+LONGER = {"max_rounds": 12, "snapshots": "20s", "stopping.patience": 12, "distillation.epochs": 10}
 # Parts of paths, and at which operation on such a file a process is killed.
 MOMENTS = {
     "the folder is being made": "run.json:1",
