@@ -36,7 +36,7 @@ hypothesis.settings.load_profile("patient")
 
 QUICK = ("--set", "max_rounds=5", "--set", "distillation.epochs=2")
 SHARED = ("tests/cluster/", "tests/deploy/")  # folders whose tests share a cluster or a fleet
-# Files of 18 CPU seconds and more, processes that they start included; the longest first.
+# Long files, roughly the longest first.
 LONG = (
     "test_docs.py",
     "test_terminal.py",
