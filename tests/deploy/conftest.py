@@ -18,7 +18,7 @@ import cpfl
 
 pytest.importorskip("flwr", reason="a real federation needs Flower: pip install 'cpfl[flower]'")
 
-from cpfl.deploy.local_fleet import LocalFleet, descendants
+from cpfl.deploy.local_fleet import LocalFleet, descendants, listens
 from cpfl.settings import experiment_file
 
 APP = Path(__file__).parent / "app"
@@ -114,6 +114,8 @@ class Fleet(LocalFleet):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+        while name == "superlink" and listens(self.port):  # its fork ends a moment after it
+            time.sleep(0.05)
 
     def until(self, true: Callable[[], bool]) -> None:
         """Wait for something that happens while the run lasts."""

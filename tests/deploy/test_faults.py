@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from safetensors.torch import load_file
 import cpfl
 from cpfl.data.federated import Given
 from cpfl.engines.reference import ReferenceEngine
+from cpfl.errors import CpflError
 from cpfl.federation.session import RoundRequest
 from cpfl.runs import records
+from cpfl.runs.folder import RunFolder
 from cpfl.settings import experiment_file
 from cpfl.task.task import build_task
 
@@ -42,6 +45,17 @@ def enrolled(fleet: Fleet, client: int) -> bool:
     return f"client {client} is node " in fleet.log("run").read_text(errors="replace")
 
 
+def unlocked(path: Path) -> bool:
+    """Whether no process trains in this run folder."""
+    folder = RunFolder.open(path)
+    try:
+        folder.lock()
+    except CpflError:
+        return False
+    folder.unlock()
+    return True
+
+
 def test_a_superlink_is_restarted(fleet: Fleet, tmp_path: Path) -> None:
     """Killed in the middle of a run and started again on its database: the same nodes are connected, and the run
     resumes from its folder to the models of an uninterrupted one."""
@@ -56,6 +70,8 @@ def test_a_superlink_is_restarted(fleet: Fleet, tmp_path: Path) -> None:
     fleet.until(lambda: len(lines(out, 0)) >= 1 and len(lines(out, 1)) >= 1)
     fleet.kill("superlink")
     fleet.kill("run")
+    while not unlocked(out):  # the killed server takes its app with it
+        time.sleep(0.05)
     gate.unlink()
     assert not (out / "summary.json").exists()
 

@@ -25,11 +25,18 @@ QUIET = {  # no telemetry, no installations
     "OMP_NUM_THREADS": "1",
 }
 NODE = "cpfl-supernode"
-PROGRAMS = {  # that a node starts, and their entry points
+NODE_PROGRAMS = {  # that a node starts, and their entry points
     "flwr-clientapp": "flwr.supernode.cli.flwr_clientapp:flwr_clientapp",
     "flower-superexec": "flwr.supercore.cli.flower_superexec:flower_superexec",
-    NODE: "cpfl.deploy._flower_internals:supernode",
 }
+PROGRAMS = {  # of a fleet on one machine
+    **NODE_PROGRAMS,
+    NODE: "cpfl.deploy._flower_internals:supernode",
+    "flower-superlink": "flwr.superlink.cli:flower_superlink",
+    "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
+    "flwr": "flwr.cli.app:app",
+}
+LATE_IMPORTS = ("flwr.superlink.main",)  # modules that a program of a fleet imports after its start
 ACTIVE_SECONDS = 60.0  # after a message
 POLL_SECONDS, ANSWER_SECONDS = 0.25, 0.05  # between polls for a message, and for the answer to one
 

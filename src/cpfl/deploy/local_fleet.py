@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cryptography import x509
@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from cpfl.deploy import _flower_internals as internals
+from cpfl.deploy.prefork import SOCKET, descendants, new_folder
 from cpfl.errors import CpflError
 from cpfl.runs import files
 from cpfl.task.loading import Notify
@@ -43,7 +44,7 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
     superlink_options: Sequence[object] = ()  # beside address, certificate and authentication
 
     def __init__(self, folder: Path, preforked: bool = True, preload: Sequence[str] = ()) -> None:
-        """`preforked`: nodes share a prefork server, which imports the modules in `preload`."""
+        """`preforked`: all programs share a prefork server, which imports the modules in `preload`."""
         self.folder, self.port = folder.absolute(), free_port()
         self.address = f"{HOST}:{self.port}"  # of the SuperLink
         self.ca = self.folder / "certificates" / CA
@@ -68,11 +69,13 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
 
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens."""
+        if self._preforked:
+            self._prefork_server()
         words: list[object] = ["flower-superlink", "--host", HOST, "--port", self.port, "--enable-supernode-auth"]
         words += ["--ssl-ca-certfile", self.ca, "--ssl-certfile", self.ca.with_name(CERTIFICATE)]
         words += ["--ssl-keyfile", self.ca.with_name(KEY), "--disable-runtime-dependency-installation"]
         self._start("superlink", [*words, *self.superlink_options])
-        self._wait_until("superlink", lambda: _listens(self.port))
+        self._wait_until("superlink", lambda: listens(self.port))
 
     def register(self, name: str) -> None:
         """Make a key pair for a node and register it at the SuperLink."""
@@ -132,12 +135,12 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
             self._shims = None
 
     def _prefork_server(self) -> Path:
-        """The shims of the prefork server that all nodes share; started with the first node."""
+        """The shims of the prefork server that all programs share; started with the first of them."""
         if self._shims is None:
-            self._shims = shims = Path(mkdtemp(prefix="cpfl-prefork-"))
+            self._shims = shims = new_folder()
             self.environment["PATH"] = f"{shims}{os.pathsep}{self.environment['PATH']}"
             self._start("prefork", [sys.executable, "-m", "cpfl.deploy.prefork", shims, *self._preload])
-            self._wait_until("prefork", (shims / internals.NODE).exists)
+            self._wait_until("prefork", (shims / SOCKET).exists)
         return self._shims
 
     def _start(self, name: str, words: list[object]) -> subprocess.Popen[bytes]:
@@ -237,20 +240,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def descendants(pid: int) -> list[int]:
-    """All child processes of a process and theirs (Linux; elsewhere Flower ends them)."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found = [pid]
-    for parent in found:
-        found += children.get(parent, [])
-    return found[1:]
-
-
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Whether a process of this machine listens there."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((HOST, port)) == 0
