@@ -25,6 +25,15 @@ APP = Path(__file__).parent / "app"
 PRELOAD = ["sklearn.datasets", "flwr.serverapp.strategy", "no_such_module"]  # an unknown module does no harm
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the shared fleet come last in this folder: its nodes poll, and would slow the others down."""
+    places = [place for place, item in enumerate(items) if Path(__file__).parent in item.path.parents]
+    own = sorted((items[place] for place in places), key=lambda item: "fleet" in getattr(item, "fixturenames", ()))
+    for place, item in zip(places, own, strict=True):
+        items[place] = item
+
+
 @pytest.fixture(scope="session", autouse=True)
 def loopback_network() -> None:
     """Some sandboxes have no loopback network."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.processes import Program
 
 import cpfl
 from cpfl.deploy.local_fleet import descendants, free_port, new_app
@@ -55,6 +57,19 @@ class Shell:
         said, _ = process.communicate()
         assert process.returncode == 0, f"{text}\n{said[-4000:]}"
         return said
+
+    def cpfl(self, text: str) -> None:
+        """Run commands of cpfl to their end, forked from a process that has imported it."""
+        for line in text.splitlines():
+            name, *words = shlex.split(line)
+            assert name == "cpfl"
+            program = Program(words, self.folder, self.environment)
+            try:
+                code = program.wait()
+            finally:
+                program.kill()  # nothing, unless the test is interrupted
+                out, err = program.communicate()
+            assert code == 0, f"{line}\n{out[-4000:]}{err[-4000:]}"
 
     def end(self) -> None:
         started = [pid for process in self.running for pid in (process.pid, *descendants(process.pid))]
@@ -109,9 +124,9 @@ def without_limits(app: Path) -> None:
 def test_on_one_laptop(shell: Any, tmp_path: Path) -> None:
     """The template on a local fleet, and its report."""
     new, *rest = BLOCK.findall(PAGE.read_text())[0].splitlines()
-    shell.do(new)
+    shell.cpfl(new)
     without_limits(tmp_path / "fleet")
-    shell.do("\n".join(rest).replace("--nodes 8", "--nodes 6").replace("max_rounds=5", "max_rounds=2"))
+    shell.cpfl("\n".join(rest).replace("--nodes 8", "--nodes 6").replace("max_rounds=5", "max_rounds=2"))
     assert cpfl.load_run(tmp_path / "runs" / "fleet").summary["cohorts"] == 2
     about = json.loads((tmp_path / "runs" / "fleet" / "run.json").read_text())
     assert all(sum(row) > 0 for row in about["label_counts"]), "three clients in a cohort reveal their sum"
@@ -157,28 +172,15 @@ def left_over(folder: Path) -> list[str]:
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     """No process and no temporary folder remains."""
     words = ["deploy", "local", "--nodes", "2", "--cohorts", "1", "--keep", "kept", "--out", "run"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cpfl", *words],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout
+    program = Program(words, tmp_path, os.environ)
     try:
-        said = ""
-        for line in process.stdout:
-            said += line
-            if "started run" in line:
-                break
-        assert process.poll() is None, said
+        program.until(lambda: "started run" in program.out)
         assert len(left_over(tmp_path / "kept")) >= 4, "a SuperLink, two nodes and more"
-        process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
-        assert process.wait() == 130, rest
+        program.interrupt()
+        assert program.wait() == 130, program.out + program.err
     finally:
-        process.kill()
-        process.stdout.close()
+        program.kill()
+        program.communicate()
     while left_over(tmp_path / "kept"):  # those that were killed may need a moment
         time.sleep(0.2)
     assert (tmp_path / "kept" / "fleet" / "logs" / "superlink.log").exists()

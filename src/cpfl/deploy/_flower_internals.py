@@ -36,7 +36,15 @@ PROGRAMS = {  # of a fleet on one machine
     "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
     "flwr": "flwr.cli.app:app",
 }
-LATE_IMPORTS = ("flwr.superlink.main",)  # modules that a program of a fleet imports after its start
+LATE_IMPORTS = (  # of programs of a fleet, which import them after their start
+    "flwr.superlink.main",
+    "flwr.supernode.main",
+    "anyio._backends._asyncio",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+)
 ACTIVE_SECONDS = 60.0  # after a message
 POLL_SECONDS, ANSWER_SECONDS = 0.25, 0.05  # between polls for a message, and for the answer to one
 

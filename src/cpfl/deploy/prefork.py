@@ -24,7 +24,7 @@ from pathlib import Path
 from cpfl.deploy._flower_internals import LATE_IMPORTS, NODE_PROGRAMS, PROGRAMS, QUIET, supernode
 
 PREFIX, SOCKET = "cpfl-prefork-", "socket"  # a server's folder, and the file that appears when it accepts requests
-IMPORTS = ("cpfl.deploy", "torch._dynamo")
+IMPORTS = ("cpfl.deploy", "torch._dynamo", "httpcore")  # with what they import at their first use
 SHIM = """#!{python} -IS
 import json, os, signal, socket, sys
 link = socket.socket(socket.AF_UNIX)
