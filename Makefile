@@ -16,14 +16,14 @@ demo: $(VENV)/ready
 	$(BIN)/cpfl report runs/demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # tests/conftest.py has the order
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # tests/conftest.py has the order
 
 fuzz: $(VENV)/ready
 	$(BIN)/python -m tests.fuzz $(MINUTES)
 
 coverage: $(VENV)/ready
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
@@ -43,6 +43,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PIP) --upgrade 'pip>=26'
 	$(PIP) torch==2.13.0
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src  # on all cores: else every program compiles what it imports
 	touch $@
 
 clean:
