@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from cpfl.deploy import _flower_internals
-from cpfl.deploy.local_fleet import LocalFleet, descendants, new_app
+from cpfl.deploy.local_fleet import LocalFleet, new_app
+from cpfl.deploy.prefork import descendants
 
 NODES = 4
 ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 6
