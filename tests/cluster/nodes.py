@@ -70,6 +70,8 @@ class Nodes:
     def _start(self, *words: str, **variables: str) -> Process:
         common = ["--block", "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE}", "--disable-usage-stats"]
         common += ["--include-log-monitor=false"]  # nobody reads what workers print
+        # The system chooses the workers' ports: two nodes on one address would give two workers the same one.
+        common += ["--min-worker-port=0", "--max-worker-port=0"]
         self._started += 1
         process: Process
         environment = {**os.environ, **QUIET, **variables, "NODE_FOLDER": self._folder}

@@ -58,6 +58,7 @@ def misbehave(message, context, call_next):
         (HELD / "asleep" / client).touch()
         wait_while(HELD / "asleep" / client)
     if training >= SCENARIO["gates"].get(client, math.inf):
+        (HELD / f"at-gate-{client}").touch()
         wait_while(HELD / "gate")
     reply = call_next(message, context)
     content = reply.content
