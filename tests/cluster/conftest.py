@@ -14,7 +14,7 @@ import cpfl
 
 SMALL: dict[str, Any] = {
     "cohorts": 4,
-    "max_rounds": 12,
+    "max_rounds": 6,
     "data.public_limit": 1500,  # two shards
     "distillation.epochs": 2,
     "checkpoint_seconds": 0,

@@ -126,7 +126,7 @@ def test_on_one_laptop(shell: Any, tmp_path: Path) -> None:
     new, *rest = BLOCK.findall(PAGE.read_text())[0].splitlines()
     shell.cpfl(new)
     without_limits(tmp_path / "fleet")
-    shell.cpfl("\n".join(rest).replace("--nodes 8", "--nodes 6").replace("max_rounds=5", "max_rounds=2"))
+    shell.cpfl("\n".join(rest).replace("--nodes 8", "--nodes 6").replace("max_rounds=5", "max_rounds=1"))
     assert cpfl.load_run(tmp_path / "runs" / "fleet").summary["cohorts"] == 2
     about = json.loads((tmp_path / "runs" / "fleet" / "run.json").read_text())
     assert all(sum(row) > 0 for row in about["label_counts"]), "three clients in a cohort reveal their sum"

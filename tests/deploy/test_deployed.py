@@ -26,7 +26,7 @@ SETTINGS = {
     "data.alpha": 5,
     "stopping.patience": 2,
     "stopping.window": 1,
-    "max_rounds": 4,
+    "max_rounds": 3,
     "distillation.epochs": 3,
     "federation.lr": 0.3,
     "checkpoint_seconds": 0,

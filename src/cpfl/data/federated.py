@@ -66,10 +66,11 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     """Read, check, fit and split, unless it is known already which client holds what."""
     data, train, test, public = experiment.data, given.train, given.test, given.public
     if train is None:
-        train = sources.load(data.train, "train", roots)
         test = sources.load(data.train, "test", roots) if test is None else test
+        whole = test is None  # the test set is held out of it
+        train = sources.load(data.train, "train", roots, limit=0 if whole else data.train_limit)
     if public is None:
-        public = sources.load(data.public, "public", roots, data.public_splits)
+        public = sources.load(data.public, "public", roots, data.public_splits, data.public_limit)
     assert train is not None, "only a test set may be missing"
     assert public is not None, "only a test set may be missing"
     if test is None:

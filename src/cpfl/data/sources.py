@@ -69,10 +69,13 @@ def describe(name: str, roots: Sequence[Path]) -> Entry:
     return entry
 
 
-def load(name: str, split: Split, roots: Sequence[Path], public_splits: Sequence[str] = ()) -> Samples | None:
+def load(
+    name: str, split: Split, roots: Sequence[Path], public_splits: Sequence[str] = (), limit: int = 0
+) -> Samples | None:
     """One split of a set. None only where a set has no test split.
 
-    "public" is what is distilled on: no labels, the splits of the set's public use or those that are named.
+    "public" is what is distilled on: no labels, the splits of the set's public use or those that are named. With a
+    limit the first so many samples are needed; there may be more.
     """
     about = describe(name, roots)
     if about.source == "trace":
@@ -80,19 +83,19 @@ def load(name: str, split: Split, roots: Sequence[Path], public_splits: Sequence
     if about.format == "missing":
         raise DataError(_not_found(name, roots))
     if split != "public":
-        return _read(about, split, split)
+        return _read(about, split, split, limit)
     # A folder under another name may still hold the published files of a known set.
     known = CATALOGUE.get(Path(name).name) or CATALOGUE.get(about.format) or about
-    parts = [part.x for one in public_splits or known.public if (part := _read(about, one, split)) is not None]
+    parts = [part.x for one in public_splits or known.public if (part := _read(about, one, split, limit)) is not None]
     return Samples(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
-def _read(about: Entry, split: str, use: Split) -> Samples | None:
+def _read(about: Entry, split: str, use: Split, limit: int) -> Samples | None:
     """One split of a set that was found; None only where it is used as a test set and missing."""
     if about.path is None:
         samples = embedded.read(about.name, split)
     elif about.format == "parquet":
-        samples = parquet.read(about.path, split)
+        samples = parquet.read(about.path, split, limit)
     else:
         samples = archives.read(about.path, about.format, split)
     if samples is None and use != "test":
