@@ -289,7 +289,7 @@ def test_a_limit_decodes_no_more(tmp_path: Path, cache: Path, monkeypatch: pytes
         assert samples.y is not None
         assert samples.y.tolist() == [0, 1, 2, 0]
         assert samples.columns["writer_id"].tolist() == ["a", "b", "c", "a"]
-    with pytest.raises(DataError, match="row 1 of .* is not a readable image"):
+    with pytest.raises(DataError, match=r"row 1 of .* is not a readable image"):
         parquet.read(folder, "train")
     write_shard(folder / "train-00001-of-00002.parquet", [encode(image) for image in GREY[3:]], label=labels)
     whole = parquet.read(folder, "train")

@@ -67,7 +67,7 @@ def test_a_superlink_is_restarted(fleet: Fleet, tmp_path: Path) -> None:
     gate.touch()  # no round after the second is trained before the kill
     fleet.nodes(range(2))
     fleet.run(app, {"out": str(out)})
-    # Both nodes hold a message: one that the SuperLink has announced but not got yet would occupy its node for a minute.
+    # Both nodes hold a message: one that was announced and never sent would occupy its node for a minute.
     fleet.until(lambda: all((fleet.held(app) / f"at-gate-{client}").exists() for client in range(2)))
     fleet.kill("superlink")
     fleet.kill("run")
