@@ -6,6 +6,7 @@ continues while the last result is read.
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -74,6 +75,9 @@ class WorkerPool:
 
     def _in_processes(self, prepare: Prepare, on_done: OnDone) -> None:
         workers: list[_Worker] = []
+        # A collection writes into every object that it looks at, which would copy the memory that forks share.
+        frozen = gc.get_freeze_count()
+        gc.freeze()
         try:
             with deferred_interrupt():
                 for number in range(self._count):
@@ -94,6 +98,8 @@ class WorkerPool:
         finally:
             for worker in workers:
                 worker.end()
+            if not frozen:  # else objects of somebody else's would be collected again
+                gc.unfreeze()
 
     def serve(self, pipe: Connection, inherited: Sequence[Connection]) -> None:
         """In a worker: do jobs from the pipe until the main process closes it."""
