@@ -21,7 +21,8 @@ from tests.cluster.zygote import RAY, Fork, Zygote
 
 # Ray's own time limits must not end what is only slow. A lost node is found soon, because its ports are closed.
 PATIENCE = {"health_check_period_ms": 500, "health_check_timeout_ms": 120_000, "worker_register_timeout_seconds": 900}
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+# Ray's workers would give way to all other programs, which on a busy machine leave them nothing.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 LOOPBACK = {**QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the same, for drivers
 STARTED: list[Fork] = []  # programs that a test began
 STORE = 80 * 2**20  # bytes of a node's object store: the smallest that Ray takes
