@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.zygote import RAY, Fork, Zygote
+
+from cpfl.deploy.local_fleet import free_port
 
 # Ray's own time limits must not end what is only slow. A lost node is found soon, because its ports are closed.
 PATIENCE = {"health_check_period_ms": 500, "health_check_timeout_ms": 120_000, "worker_register_timeout_seconds": 900}
@@ -47,8 +48,7 @@ class Nodes:
     """The cluster and its nodes."""
 
     def __init__(self, nodes: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as door:
-            port = door.getsockname()[1]
+        port = free_port()
         self.address = f"127.0.0.1:{port}"
         self._folder = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets
         self._processes: list[Process] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.cluster.test_user_files import written
 from tests.conftest import Command
 
 import cpfl as package
+from cpfl.deploy.local_fleet import free_port
 
 pytest.importorskip("ray", reason="a cluster needs Ray: pip install 'cpfl[ray]'")
 
@@ -88,8 +88,7 @@ def test_checks_that_need_no_cluster(cpfl_command: Command, tmp_path: Path, word
 
 
 def test_no_cluster_at_the_address(cpfl_command: Command, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
+    port = free_port()
     answer = cpfl_command("run", "digits", "--engine", "ray", "--address", f"127.0.0.1:{port}", "--out", "run")
     assert answer.code == 2
     (text,) = answer.err.strip().splitlines()

@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -32,6 +33,7 @@ from cpfl.runs import files
 from cpfl.task.loading import Notify
 
 HOST = "127.0.0.1"
+PORTS = range(20_000, 32_000)  # below those that systems give to programs that ask for any
 CERTIFICATE_DAYS = 30
 CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
 STOP_SECONDS = 5.0  # for a process to end before it is killed
@@ -234,10 +236,12 @@ def _follow(fleet: LocalFleet, notify: Notify) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that the system gives to no other program before it is used."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise CpflError(f"all ports from {PORTS[0]} to {PORTS[-1]} are taken")
 
 
 def listens(port: int) -> bool:
