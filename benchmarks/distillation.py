@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from cpfl import method, models
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.runs.teachers import Teachers
 from cpfl.settings import experiment_file
 from cpfl.task.task import build_task

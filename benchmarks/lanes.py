@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.diagnostics import drawn, lasting, measure
 from cpfl.engines.create import create_engine
 from cpfl.settings import experiment_file

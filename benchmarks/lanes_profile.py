@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from cpfl import method
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.diagnostics import drawn
 from cpfl.engines.create import torch_device
 from cpfl.engines.lanes import LaneEngine

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.federation import local_training
 from cpfl.settings import experiment_file
 from cpfl.task.task import build_task

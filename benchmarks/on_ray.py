@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from cpfl import method
-from cpfl.data.federated import Given, as_samples
+from cpfl.data.given import Given, as_samples
 from cpfl.diagnostics import lasting
 from cpfl.engines.create import create_engine
 from cpfl.engines.ray import ClusterConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from cpfl import method
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.distillation.ensemble import Chunks, Precision, logits_of
 from cpfl.distillation.results import per_cent
 from cpfl.engines.lanes import LaneEngine

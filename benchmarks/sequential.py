@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.diagnostics import drawn, lasting, measure
 from cpfl.engines.create import create_engine
 from cpfl.engines.workers import sequential, trainer

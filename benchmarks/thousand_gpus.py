@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cpfl.data.federated import Given, as_samples
+from cpfl.data.given import Given, as_samples
 from cpfl.engines.ray import messages
 from cpfl.federation.session import ClientResult, RoundResult
 from cpfl.runs.folder import RunFolder

@@ -12,7 +12,7 @@ import pytest
 
 import cpfl
 from cpfl.cohorts.base import Members
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.runs.files import write_json
 from cpfl.settings import experiment_file
 from cpfl.task import population

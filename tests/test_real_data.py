@@ -13,7 +13,7 @@ import pytest
 from tests.pages import noted
 
 from cpfl.data import federated
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.devices import availability
 from cpfl.devices.fleet import fleet, read_trace
 from cpfl.settings.experiment_file import load, with_settings

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import cpfl
-from cpfl.data.federated import Given, as_samples
+from cpfl.data.given import Given, as_samples
 from cpfl.data.transform import draw_mix, paste
 from cpfl.distillation.ensemble import Ensemble, Precision, fitting_temperature, sharpened
 from cpfl.distillation.student import RISE, one_cycle

@@ -25,7 +25,7 @@ import tables
 import torch
 from torch import Tensor
 
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.distillation.ensemble import Chunks, Ensemble, Precision, logits_of
 from cpfl.distillation.evaluation import EVALUATORS, MAX_PUBLIC
 from cpfl.distillation.results import per_cent

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from cpfl import method
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.distillation.results import Distilled
 from cpfl.distillation.student import EpochRecord, train_student
 from cpfl.models import State

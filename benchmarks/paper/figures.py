@@ -16,7 +16,7 @@ from typing import Any
 
 import tables
 
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.presets.published import published
 from cpfl.report import cohort_figures, figures, style
 from cpfl.report.tables import by_cohorts

@@ -9,7 +9,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.federation.selection.base import round_cpu_seconds
 from cpfl.settings import experiment_file
 from cpfl.task.overview import assignment_view

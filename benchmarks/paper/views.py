@@ -82,6 +82,7 @@ class AugmentedViews(Views):
     def _inputs(self, rows: Tensor | slice, plan: Tensor | None, mix: Tensor | None) -> Tensor:
         assert plan is not None
         chosen = plan[rows]
+        inputs: Tensor
         if self.augmentation.side is None:
             inputs = self._data.public_transform(self._x[rows], chosen[:, :5].long())
         else:
@@ -90,7 +91,7 @@ class AugmentedViews(Views):
             inputs = coloured(inputs, chosen[:, 8], chosen[:, 9])
         if mix is None:
             return inputs
-        others = self._inputs(mix[rows, 0], plan, None)
+        others: Tensor = self._inputs(mix[rows, 0], plan, None)
         if not self.augmentation.blends:
             return paste(inputs, others, mix[rows])
         share = (mix[rows, 3].to(inputs.dtype) / inputs.shape[-1])[:, None, None, None]  # up to a half

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import works
 
-from cpfl.data.federated import Given, as_samples
+from cpfl.data.given import Given, as_samples
 from cpfl.data.samples import Samples
 from cpfl.settings import experiment_file
 from cpfl.task.task import build_task

@@ -21,7 +21,7 @@ from cpfl import method
 from cpfl.callbacks import Callback
 from cpfl.data import sources
 from cpfl.data.catalogue import CATALOGUE
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.data.samples import Samples
 from cpfl.engines.base import Engine
 from cpfl.engines.create import create_engine

@@ -9,6 +9,7 @@ from cpfl import models
 from cpfl.distillation.views import augmentation, labelled_views
 from cpfl.federation import local_training, optimizers
 from cpfl.federation.selection.base import participants_per_round
+from cpfl.models import adapter
 from cpfl.task.task import Task
 
 TRIALS = 4
@@ -65,7 +66,7 @@ def _seconds(task: Task, device: torch.device) -> tuple[float, float]:
 def _timed(task: Task, module: nn.Module, device: torch.device, size: int) -> float:
     data = task.data
     x = data.transform(torch.as_tensor(data.train.x[:size]).to(device))
-    y = torch.as_tensor(data.train.y)[: len(x)].to(device)
+    y = torch.as_tensor(data.train.y)[: adapter.size(x)].to(device)
     params, seconds = list(module.parameters()), []
     for _ in range(TRIALS):
         began = time.perf_counter()

@@ -17,7 +17,7 @@ from tests.visits import IN_A_BROWSER, Visit, browser
 
 from cpfl import method
 from cpfl.dashboard.live import worker_pool
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.settings import experiment_file
 from cpfl.task.task import build_task
 from cpfl.terminal import RunView

@@ -65,7 +65,7 @@ SLOW = """
 import itertools, json, os, sys, time
 import ray
 from cpfl.settings import experiment_file
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines.ray import ClusterConfig, cluster, pool
 from cpfl.errors import ClusterError
 from cpfl.task.task import build_task

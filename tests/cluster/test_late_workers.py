@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 WORK = """
 import json, sys, time
 from cpfl.settings import experiment_file
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines.ray import ClusterConfig
 from cpfl.engines.ray.engine import RayEngine
 from cpfl.task.task import build_task

@@ -53,7 +53,7 @@ LOOK = """
 import json, sys
 from pathlib import Path
 from cpfl.settings import experiment_file
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines.ray import ClusterConfig
 from cpfl.engines.ray.engine import RayEngine
 from cpfl.task.population import Population

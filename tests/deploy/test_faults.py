@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import cpfl
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import CpflError
 from cpfl.federation.session import RoundRequest

@@ -49,7 +49,7 @@ def model() -> torch.nn.Module:
 
 
 def data(context: Context) -> tuple[np.ndarray, np.ndarray]:
-    mine = cpfl.data.split.split(cpfl.Experiment(**SETTINGS), cpfl.data.federated.as_samples(*TRAIN))
+    mine = cpfl.data.split.split(cpfl.Experiment(**SETTINGS), cpfl.data.given.as_samples(*TRAIN))
     rows = np.sort(
         np.concatenate(
             [mine[int(context.node_config["client"])].training, mine[int(context.node_config["client"])].validation]
@@ -465,7 +465,7 @@ def test_label_counts_survive_a_drop_out(nodes: Nodes, tmp_path: Path, step: str
 
 
 def label_rows(client: int) -> list[int]:
-    clients = cpfl.data.split.split(cpfl.Experiment(**SETTINGS), cpfl.data.federated.as_samples(*TRAIN))
+    clients = cpfl.data.split.split(cpfl.Experiment(**SETTINGS), cpfl.data.given.as_samples(*TRAIN))
     return TRAIN[1][clients[client].training].tolist()
 
 

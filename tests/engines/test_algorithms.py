@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import cpfl
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines.lanes import LaneEngine, scheduler
 from cpfl.engines.lanes.step import Lanes
 from cpfl.engines.reference import ReferenceEngine

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.distillation.evaluation import EVALUATORS
 from cpfl.distillation.views import shard_targets
 from cpfl.engines.reference import ReferenceEngine

@@ -18,7 +18,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 import cpfl
 from cpfl import models
 from cpfl.callbacks import Callback
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines import create
 from cpfl.engines.lanes import LaneEngine, evaluation, scheduler, step
 from cpfl.engines.lanes.buffers import DeviceBuffers

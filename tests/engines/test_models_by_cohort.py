@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import cpfl
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.distillation.evaluation import EVALUATORS
 from cpfl.method import distill
 from cpfl.runs import records

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cpfl import method
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines.base import Engine
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.ray import messages

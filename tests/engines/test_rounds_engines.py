@@ -11,7 +11,7 @@ import torch
 from tests.engines.test_lanes import BASE, assert_equal
 
 import cpfl
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines.lanes import LaneEngine
 from cpfl.engines.lanes.batch_schedule import EMPTY, MAX_REQUESTS, ClientRound, ScheduleWorkers, draw, lay_out
 from cpfl.federation import local_training

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import cpfl
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.distillation.ensemble import Precision, to_device
 from cpfl.engines.workers.trainer import worker_layout
 from cpfl.errors import ModelError

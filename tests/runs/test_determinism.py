@@ -18,7 +18,7 @@ from small_runs import Unbroken
 from torch import nn
 
 from cpfl import api, method
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import RunFolderError
 from cpfl.federation.session import Session

@@ -17,7 +17,7 @@ from small_runs import Unbroken
 
 import cpfl
 from cpfl import api
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.distillation.evaluation import EVALUATORS
 from cpfl.errors import DamagedError
 from cpfl.federation import stopping

@@ -14,7 +14,7 @@ import torch
 
 from cpfl import api
 from cpfl.callbacks import Callback
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.engines.base import Engine, OnRound
 from cpfl.federation.messages import AlgorithmState, ClientResult, RoundRequest, RoundResult
 from cpfl.federation.session import Session

@@ -67,11 +67,12 @@ def check(
     Example: cpfl data check digits
     """
     from cpfl.data import federated, sources
+    from cpfl.data.given import Given
     from cpfl.data.samples import shared_images
     from cpfl.settings import experiment_file
 
     chosen = experiment_file.load(experiment, settings or [])
-    used = federated.load(chosen, sources.search_roots(data), federated.Given())  # as in a run: fitted, limited
+    used = federated.load(chosen, sources.search_roots(data), Given())  # as in a run: fitted, limited
     sets = {
         f"train ({chosen.data.train})": used.train,
         f"test ({chosen.data.train})": used.test,

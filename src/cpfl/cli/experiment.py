@@ -64,7 +64,7 @@ def cohorts(
     Example: cpfl cohorts digits --set assignment.rule=label-balanced --out cohorts.svg
     """
     from cpfl.cohorts import predefined
-    from cpfl.data.federated import Given
+    from cpfl.data.given import Given
     from cpfl.report import assignment_figure, style
     from cpfl.runs import files
     from cpfl.settings import experiment_file

@@ -4,30 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from cpfl.data import sources
+from cpfl.data.given import Given
 from cpfl.data.samples import Array, Samples
 from cpfl.data.split import Clients, split
-from cpfl.data.transform import HOLE, PAD, Transform
-from cpfl.errors import DataError
+from cpfl.data.transform import HOLE, PAD, Transform, kind_of
+from cpfl.errors import DataError, SettingError
 from cpfl.randomness import stream
 from cpfl.settings import Experiment
 
 SURELY = 1000  # classes that a set may have, however few its samples are
 MIN_SIDE = HOLE + 2 * PAD  # of an image of which augmentation leaves something to see
-
-
-@dataclass(frozen=True)
-class Given:
-    """Data handed over in Python instead of by name."""
-
-    train: Samples | None = None
-    test: Samples | None = None
-    public: Samples | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +36,11 @@ class FederatedData:
     public_transform: Transform
     augmented: bool
 
+    def inputs(self, count: int) -> Any:
+        """Model inputs of the first samples, in memory of their own; a server has only public ones."""
+        some, transform = (self.train, self.transform) if len(self.train) else (self.public, self.public_transform)
+        return transform(torch.as_tensor(some.x[:count].copy()))
+
     @cached_property
     def counts(self) -> NDArray[np.int64]:
         """Training labels by client and class, (M, C); large for a large population, so computed on demand."""
@@ -54,12 +52,24 @@ class FederatedData:
         return self.clients.label_counts(self.train.y, self.classes, clients)
 
 
-def transforms(experiment: Experiment) -> tuple[Transform, Transform]:
-    """How training samples and public ones become a model's input."""
+def transforms(experiment: Experiment, samples: Samples) -> tuple[Transform, Transform]:
+    """How training samples and public ones, all like these, become a model's inputs."""
     data, dtype = experiment.data, getattr(torch, experiment.dtype)
     mean = data.mean if data.public_mean is None else data.public_mean
     std = data.std if data.public_std is None else data.public_std
-    return Transform(data.mean, data.std, dtype), Transform(mean, std, dtype)
+    kind = kind_of(samples.x.dtype, samples.shape) if data.inputs == "auto" else data.inputs
+    if samples.fields and data.inputs != "auto":
+        raise SettingError(
+            f"data.inputs = {data.inputs!r} is for samples of one array; these have {len(samples.fields)}"
+        )
+    if kind == "integers" and not np.issubdtype(samples.x.dtype, np.integer):
+        raise SettingError(f"data.inputs = 'integers' needs integers; these samples are {samples.x.dtype}")
+    if kind == "pixels" and samples.x.dtype != np.uint8:
+        raise SettingError(f"data.inputs = 'pixels' needs bytes (uint8); these samples are {samples.x.dtype}")
+    if (mean or data.mean) and (samples.fields or kind == "integers"):
+        raise SettingError("data.mean normalizes one array of pixels or numbers; these samples have integers or fields")
+    more = (dtype, kind, samples.fields)
+    return Transform(data.mean, data.std, *more), Transform(mean, std, *more)
 
 
 def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: Clients | None = None) -> FederatedData:
@@ -81,7 +91,7 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
         raise DataError(
             f"clients = {experiment.clients} is more than the {len(train)} training samples{limit}: each needs one"
         )
-    classes = _check_labels(train, test, data.classes)
+    classes = _check_labels(train, test, data.classes or len(given.class_names))
     public = _fit(public, train, data.public_fit, experiment.seed)
     _check_shape("test", test, train)
     _check_shape("public", public, train)
@@ -95,47 +105,12 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
             f"data.augment = {data.augment!r} cuts holes of {HOLE}×{HOLE} and needs images of {MIN_SIDE}×{MIN_SIDE} or "
             f"more; these are {train.shape[1]}×{train.shape[2]}"
         )
-    transform, public_transform = transforms(experiment)
+    transform, public_transform = transforms(experiment, train)
     for key, means in (("data.mean", transform.mean), ("data.public_mean", public_transform.mean)):
         if means and len(means) not in (1, train.shape[0]):
             raise DataError(f"{key} has {len(means)} channels, the samples have {train.shape[0]}")
     clients = split(experiment, train) if clients is None else clients
     return FederatedData(train, test, public, classes, clients, transform, public_transform, augmented)
-
-
-def as_samples(x: object, y: object = None, columns: dict[str, object] | None = None) -> Samples:
-    """Samples from a user's arrays or tensors."""
-    inputs = _array(x, "the inputs")
-    if not np.issubdtype(inputs.dtype, np.number):
-        raise DataError(f"the inputs are {inputs.dtype}: numbers are needed")
-    if inputs.ndim < 2:
-        raise DataError(
-            f"the inputs have shape {inputs.shape}: the first axis counts samples, at least one more is needed"
-        )
-    if inputs.dtype != np.uint8:
-        inputs = inputs.astype(np.float64 if inputs.dtype == np.float64 else np.float32)
-        if not np.isfinite(inputs).all():
-            raise DataError("the inputs contain values that are not finite numbers")
-    labels = None
-    if y is not None:
-        found = _array(y, "the labels")
-        if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-            raise DataError(f"labels are integers, one for each sample; these are {found.dtype} of shape {found.shape}")
-        labels = found.astype(np.int64)
-    if not isinstance(columns, dict | None):
-        raise DataError(f"columns are a dict of names and values, not {type(columns).__name__}")
-    return Samples(inputs, labels, {name: _array(column, name) for name, column in (columns or {}).items()})
-
-
-def _array(values: object, name: str) -> Array:
-    if isinstance(values, tuple):
-        raise DataError(f"{name} are a tuple: one array or tensor is needed")
-    try:
-        if isinstance(values, torch.Tensor):
-            values = (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
-        return np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name} are no array: {error}") from None
 
 
 def _limited(samples: Samples, limit: int) -> Samples:
@@ -169,7 +144,8 @@ def _check_labels(train: Samples, test: Samples, classes: int) -> int:
             )
         classes = classes or int(samples.y.max()) + 1
         if samples.y.max() >= classes:
-            raise DataError(f"a label of the {name} set is {samples.y.max()}: {allowed_by} 0 to {classes - 1}")
+            remedy = "" if allowed_by.startswith("data") else "; data.classes sets how many classes there are"
+            raise DataError(f"a label of the {name} set is {samples.y.max()}: {allowed_by} 0 to {classes - 1}{remedy}")
     return classes
 
 
@@ -177,13 +153,21 @@ def _check_shape(name: str, samples: Samples, train: Samples) -> None:
     if samples.shape != train.shape:
         hint = "; set data.public_fit=resize or crop for images" if name == "public" and len(train.shape) == 3 else ""
         raise DataError(f"the {name} set's samples have shape {samples.shape}, the training set's {train.shape}{hint}")
-    if (samples.x.dtype == np.uint8) != (train.x.dtype == np.uint8):
+    if samples.fields != train.fields:
+        raise DataError(f"the {name} set's inputs are {_described(samples)}, the training set's {_described(train)}")
+    kinds = [kind_of(one.x.dtype, one.shape) for one in (samples, train)]
+    if kinds[0] != kinds[1] or (np.uint8 in (samples.x.dtype, train.x.dtype) and samples.x.dtype != train.x.dtype):
         raise DataError(
             f"the {name} set's samples are {samples.x.dtype}, the training set's {train.x.dtype}: "
-            "both must be pixels (uint8) or both plain numbers"
+            "both must be pixels (uint8), both integers or both numbers"
         )
     if len(samples) == 0:
         raise DataError(f"the {name} set is empty")
+
+
+def _described(samples: Samples) -> str:
+    named = (f"{one.name} {one.dtype} {one.shape}" for one in samples.fields)
+    return ", ".join(named) or f"one array of {samples.x.dtype} {samples.shape}"
 
 
 def _fit(public: Samples, train: Samples, how: str, seed: int) -> Samples:

@@ -1,6 +1,7 @@
 """Samples: what every source delivers and every split divides."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -11,17 +12,37 @@ from numpy.typing import NDArray
 from cpfl.errors import DataError
 
 EXAMPLES = 5  # shared images whose positions are named
+ALIGNMENT = 8  # bytes: every type can be viewed from such a position
 
 Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True)
+class Field:
+    """One of several inputs of a model, which lie packed in a row of bytes for each sample."""
+
+    name: str  # of an argument; a number: by position
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # its first byte, a multiple of ALIGNMENT
+
+    @property
+    def end(self) -> int:
+        """The byte after its last one."""
+        return self.start + math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
 class Samples:
-    """Inputs (images as uint8 channels-first, anything else as floats), labels where known, and id columns."""
+    """Inputs, labels where known, and id columns.
+
+    x has one row for each sample. Where a model takes several inputs, `fields` says what lies in a row of bytes.
+    """
 
     x: Array
     y: NDArray[np.int64] | None = None
     columns: dict[str, Array] = field(default_factory=dict)
+    fields: tuple[Field, ...] = ()
 
     def __post_init__(self) -> None:
         for name, column in [("labels", self.y), *self.columns.items()]:
@@ -33,13 +54,13 @@ class Samples:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return tuple(self.x.shape[1:])
+        """The shape of one sample; () if it has several inputs."""
+        return () if self.fields else tuple(self.x.shape[1:])
 
     def take(self, index: NDArray[np.int64]) -> "Samples":
         """The samples at these positions."""
         y = None if self.y is None else self.y[index]
-        return Samples(self.x[index], y, {name: column[index] for name, column in self.columns.items()})
+        return Samples(self.x[index], y, {name: column[index] for name, column in self.columns.items()}, self.fields)
 
     def fingerprint(self) -> str:
         """A checksum of inputs and labels, so that a resumed run sees the data it began with."""
@@ -56,6 +77,20 @@ class Samples:
         for i, sample in enumerate(self.x):
             positions.setdefault(hashlib.blake2b(kind + sample.tobytes(), digest_size=16).digest(), i)
         return positions
+
+
+def packed(arrays: Mapping[str, Array]) -> tuple[Array, tuple[Field, ...]]:
+    """Several inputs as one array with a row of bytes for each sample, and where each lies in a row."""
+    fields, rows, end = list[Field](), list[NDArray[np.uint8]](), 0
+    for name, values in arrays.items():
+        one = Field(name, str(values.dtype), tuple(values.shape[1:]), end)
+        width = -(-one.end // ALIGNMENT) * ALIGNMENT - end
+        row = np.zeros((len(values), width), np.uint8)
+        row[:, : one.end - end] = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+        fields.append(one)
+        rows.append(row)
+        end += width
+    return np.concatenate(rows, axis=1), tuple(fields)
 
 
 @dataclass(frozen=True)

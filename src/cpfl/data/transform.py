@@ -1,21 +1,33 @@
-"""How stored samples become a model's input: numbers in 0…1, normalised, augmented by an integer plan.
+"""How stored samples become a model's inputs: pixels in 0…1, integers as they are, normalised, augmented by a plan.
 
 Axes: T samples, C channels, H height, W width.
 """
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cpfl.data.samples import Field
+
 PAD = 4  # random crop with this much black around the image
 HOLE = 16  # side of the square that cutout blanks
 NOWHERE = -HOLE  # a cutout centre that blanks nothing
+IMAGE_AXES = 3
 
 AugmentationPlan = NDArray[np.int64]
+Kind = Literal["pixels", "numbers", "integers"]
+
+
+def kind_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
+    """What an array holds, unless data.inputs says it: pixels are bytes of (channels, height, width)."""
+    if dtype == np.uint8 and len(shape) == IMAGE_AXES:
+        return "pixels"
+    return "numbers" if np.issubdtype(dtype, np.floating) else "integers"
 
 
 def draw_augmentation(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> AugmentationPlan:
@@ -32,19 +44,39 @@ class Transform:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     dtype: torch.dtype
+    kind: Kind = "numbers"
+    fields: tuple[Field, ...] = ()  # of samples with several inputs
 
-    def __call__(self, x: Tensor, plan_T5: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Any, plan_T5: Tensor | None = None) -> Any:
         """Inputs from a batch of stored samples; with a plan, augmented by it."""
+        if self.fields:
+            found = {one.name: self._plain(_unpacked(x, one), _kind(one)) for one in self.fields}
+            return tuple(found.values()) if self.fields[0].name.isdigit() else found
+        if self.kind == "integers":
+            return x.long()
         if plan_T5 is not None:
             x = crop_and_flip(x, plan_T5)
-        scaled = x.to(self.dtype)
-        if x.dtype == torch.uint8:
-            scaled = scaled / 255
+        scaled = self._plain(x, self.kind)
         if self.mean:
             axes = (-1, *([1] * (x.dim() - 2)))
             mean, std = (_constant(values, self.dtype, x.device).view(axes) for values in (self.mean, self.std))
             scaled = (scaled - mean) / std
         return scaled if plan_T5 is None else cut_out(scaled, plan_T5)
+
+    def _plain(self, x: Tensor, kind: Kind) -> Tensor:
+        if kind == "integers":
+            return x if x.dtype == torch.bool else x.long()
+        return x.to(self.dtype) / 255 if kind == "pixels" else x.to(self.dtype)
+
+
+def _kind(one: Field) -> Kind:
+    return kind_of(np.dtype(one.dtype), one.shape)
+
+
+def _unpacked(x_TW: Tensor, one: Field) -> Tensor:
+    """One input of rows of bytes."""
+    dtype = torch.from_numpy(np.empty(0, one.dtype)).dtype
+    return x_TW[:, one.start : one.end].contiguous().view(dtype).view(len(x_TW), *one.shape)
 
 
 @cache

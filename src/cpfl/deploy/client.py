@@ -16,7 +16,8 @@ from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from cpfl import models
-from cpfl.data.federated import FederatedData, as_samples, transforms
+from cpfl.data.federated import FederatedData, transforms
+from cpfl.data.given import as_samples
 from cpfl.data.samples import Samples
 from cpfl.data.split import Clients, hold_out
 from cpfl.devices.fleet import Fleet
@@ -25,6 +26,7 @@ from cpfl.engines.flower.messages import ARRAYS, CONFIG, EXAMPLES, METRICS, PACK
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import DataError, PrivacyError
 from cpfl.federation.session import RoundRequest
+from cpfl.models.adapter import adapted
 from cpfl.privacy.label_counts import HIDDEN, client_noise
 from cpfl.privacy.masked_sum import MaskedSumClient
 from cpfl.settings import Experiment
@@ -130,11 +132,12 @@ def known_task(
     experiment: Experiment, model: UserModel, train: Samples, test: Samples, public: Samples, classes: int, own: Clients
 ) -> Task:
     """A task as one machine knows it: its own samples, no cohorts, no label counts and no speeds."""
-    build, (transform, public_transform) = user_model_factory(model), transforms(experiment)
+    transform, public_transform = transforms(experiment, public)
     augmented = experiment.data.augment != "none"
     data = FederatedData(train, test, public, classes, own, transform, public_transform, augmented)
-    x = transform(torch.as_tensor(test.x[:2]))
-    start, size = models.initial(build, experiment.model, experiment.seed, x, classes)
+    x = data.inputs(2)
+    build = adapted(user_model_factory(model), x)
+    start, size = models.initial(build, experiment.model, experiment.seed, x, classes, transform.dtype)
     fleet = Fleet(np.ones(experiment.clients), np.ones(experiment.clients))  # not used: real rounds are measured
     hidden = np.full((experiment.cohorts, classes), HIDDEN)
     return Task(experiment, data, build, build, fleet, [], start, size, hidden)

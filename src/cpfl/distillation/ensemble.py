@@ -16,6 +16,7 @@ from cpfl import models
 from cpfl.distillation.objective import distillation_loss, teacher_aggregation, teacher_weights
 from cpfl.kernels import layers
 from cpfl.models import State
+from cpfl.models.adapter import Inputs, tensors
 from cpfl.settings import Distillation
 from cpfl.task.task import Task
 
@@ -27,7 +28,7 @@ MAX_CACHED = 2**30  # bytes of inputs that are kept for the next teacher instead
 TeacherStates = Callable[[], Iterable[State]]
 """The teachers' models, one after the other: never all in memory."""
 
-Inputs = Callable[[slice], Tensor]
+MakeInputs = Callable[[slice], Inputs]
 """The model inputs at these positions, made when they are needed."""
 
 
@@ -36,6 +37,11 @@ class Precision(NamedTuple):
 
     device: torch.device
     name: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What models are stored as, and logits given as."""
+        return torch.float64 if self.name == "float64" else torch.float32
 
 
 def check_distillation(settings: Distillation, task: Task) -> None:
@@ -51,7 +57,7 @@ def to_device(module: nn.Module, task: Task, precision: Precision) -> nn.Module:
         return layers.fit(module, kernels).to(precision.device)
     if precision.device.type == "cpu" and precision.name != "float64":
         convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
-        inputs = task.data.transform(torch.as_tensor(task.data.train.x[:2]))
+        inputs = task.data.inputs(2)
         for order in (torch.channels_last, torch.contiguous_format):
             for part in convolutions:
                 part.to(memory_format=order)  # type: ignore[call-overload]
@@ -63,20 +69,24 @@ def to_device(module: nn.Module, task: Task, precision: Precision) -> nn.Module:
 class Chunks:
     """Inputs in the pieces that a forward pass takes, cached where they are few."""
 
-    def __init__(self, count: int, inputs: Inputs, precision: Precision) -> None:
+    def __init__(self, count: int, inputs: MakeInputs, precision: Precision) -> None:
         self.precision, self._inputs, self._count = precision, inputs, count
         self._size = CHUNK.get(precision.device.type, SMALL_CHUNK)
-        self._cached: list[Tensor] = []  # the first ones
+        self._cached: list[Inputs] = []  # the first ones
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Inputs]:
         yield from self._cached
-        free = MAX_CACHED - sum(inputs.nbytes for inputs in self._cached)
+        free = MAX_CACHED - sum(map(_bytes, self._cached))
         for start in range(len(self._cached) * self._size, self._count, self._size):
             inputs = self._inputs(slice(start, min(start + self._size, self._count)))
-            free -= inputs.nbytes
+            free -= _bytes(inputs)
             if free >= 0:
                 self._cached.append(inputs)
             yield inputs
+
+
+def _bytes(inputs: Inputs) -> int:
+    return sum(value.nbytes for value in tensors(inputs))
 
 
 @torch.no_grad()
@@ -84,7 +94,7 @@ def logits_of(module: nn.Module, inputs: Chunks) -> Tensor:
     """A model's logits z on all these inputs, (T, C)."""
     module.eval()
     with models.arithmetic(*inputs.precision):
-        return torch.cat([module(x).to(x.dtype) for x in inputs])
+        return torch.cat([module(x).to(inputs.precision.dtype) for x in inputs])
 
 
 class Ensemble:

@@ -13,6 +13,7 @@ from cpfl.distillation.ensemble import Ensemble, Precision, TeacherStates, to_de
 from cpfl.distillation.objective import DistillationLoss
 from cpfl.distillation.views import Views
 from cpfl.errors import CpflError, ModelError, first_line
+from cpfl.models.adapter import size
 from cpfl.models.layout import RunningMean
 from cpfl.randomness import stream
 from cpfl.settings import Distillation
@@ -175,7 +176,7 @@ class Step:
             with models.arithmetic(*self._precision):
                 logits = self._student(inputs)
         except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
-            raise ModelError(f"the student cannot train on a batch of {len(inputs)}: {first_line(error)}") from None
+            raise ModelError(f"the student cannot train on a batch of {size(inputs)}: {first_line(error)}") from None
         loss = self._loss(logits.to(targets.dtype), targets)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from cpfl import models
 from cpfl.data.transform import NOWHERE, PAD, draw_augmentation, draw_mix, paste
 from cpfl.distillation.ensemble import Chunks, Ensemble, Precision, TeacherStates, fitting_temperature, sharpened
 from cpfl.engines.base import Engine
+from cpfl.models.adapter import Inputs
 from cpfl.randomness import stream
 from cpfl.settings import Distillation
 from cpfl.task.task import Task
@@ -59,7 +60,7 @@ class Views:
         plan, mix = self._drawn(seen)
         self._plan, self._mix = _in_place(self._plan, plan), _in_place(self._mix, mix)
 
-    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: Tensor) -> tuple[Inputs, Tensor]:
         """The student's inputs and targets for these rows of the public set."""
         assert self._targets is not None, "an epoch has begun"
         return self._inputs(rows, self._plan, self._mix), self._targets[rows]
@@ -68,7 +69,7 @@ class Views:
         """The teachers' targets z̃ for these samples as a view shows them."""
         plan, mix = self._drawn(view)
 
-        def inputs(rows: slice) -> Tensor:
+        def inputs(rows: slice) -> Any:
             return self._inputs(slice(first + rows.start, first + rows.stop), plan, mix)
 
         shown = [inputs]
@@ -92,7 +93,7 @@ class Views:
         job = partial(shard_targets, self._ensemble.cohorts, self._ensemble.weights_NC, self._settings)
         return torch.from_numpy(np.concatenate(workers.spread(job, self._shared, pieces))).to(self._device)
 
-    def _inputs(self, rows: Tensor | slice, plan: Tensor | None, mix: Tensor | None) -> Tensor:
+    def _inputs(self, rows: Tensor | slice, plan: Tensor | None, mix: Tensor | None) -> Any:
         inputs = self._data.public_transform(self._x[rows], None if plan is None else plan[rows])
         if mix is None:
             return inputs

@@ -11,6 +11,8 @@ from cpfl import models
 from cpfl.errors import ModelError, first_line
 from cpfl.federation import local_training, optimizers
 from cpfl.federation.optimizers.base import ClientState
+from cpfl.models import adapter
+from cpfl.models.adapter import Inputs
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
@@ -73,7 +75,7 @@ class ClientTrainer:
         for batch in chosen:
             part = slice(done, done + len(batch))
             done += len(batch)
-            loss, logits, gradient_P = self.gradient(x[part], y[part], client)
+            loss, logits, gradient_P = self.gradient(adapter.part(x, part), y[part], client)
             state.steps += 1
             optimizer.clip_and_step(params_P, gradient_P, state)
             self.load(params_P)
@@ -84,22 +86,22 @@ class ClientTrainer:
         mean, total = torch.stack(losses).mean().item(), torch.stack(squared).sum().item() if squared else None
         return mean, total, optimizer.update_client_state(params_P, state) if optimizer.has_client_state else None
 
-    def gradient(self, x: Tensor, y: Tensor, client: int) -> tuple[Tensor, Tensor, Tensor]:
+    def gradient(self, x: Inputs, y: Tensor, client: int) -> tuple[Tensor, Tensor, Tensor]:
         """A batch's mean loss, its logits, and the gradient of all parameters as a row, which may be overwritten."""
         logits = self.forward(x, client)
         loss = nn.functional.cross_entropy(logits, y)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         return loss.detach(), logits, torch.cat([self.layout.flat(gradient) for gradient in gradients])
 
-    def forward(self, x: Tensor, client: int) -> Tensor:
+    def forward(self, x: Inputs, client: int) -> Tensor:
         """The logits of a client's batch."""
         try:
             return self.module(x)  # type: ignore[no-any-return]
         except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
-            message = f"the model cannot take a batch of {len(x)} (client {client}): {first_line(error)}"
+            message = f"the model cannot take a batch of {adapter.size(x)} (client {client}): {first_line(error)}"
             raise ModelError(message) from None
 
-    def training_samples(self, client: int, round: int, order: NDArray[np.int64], count: int) -> tuple[Tensor, Tensor]:
+    def training_samples(self, client: int, round: int, order: NDArray[np.int64], count: int) -> tuple[Inputs, Tensor]:
         """Inputs and labels of the first so many samples of a whole round."""
         data, arranged = self.task.data, self.layout.arranged
         rows = torch.from_numpy(data.clients[client].training[order[:count]]).to(self.device)
@@ -109,7 +111,7 @@ class ClientTrainer:
         drawn = local_training.augmentation(len(order), data.train.shape, self.task.experiment.seed, client, round)
         return arranged(data.transform(x, torch.from_numpy(drawn[:count]).to(self.device))), y
 
-    def validation_samples(self, clients: Sequence[int], round: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def validation_samples(self, clients: Sequence[int], round: int) -> Iterator[tuple[Inputs, Tensor]]:
         """Inputs and labels of these clients' validation samples, one client after the other, in chunks."""
         experiment, data, augmentation = self.task.experiment, self.task.data, None
         held = [data.clients[client].validation for client in clients]

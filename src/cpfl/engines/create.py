@@ -19,6 +19,7 @@ from cpfl.engines.workers.pool import can_fork, cores
 from cpfl.errors import SettingError, first_line
 from cpfl.federation import optimizers
 from cpfl.federation.session import Session
+from cpfl.models.adapter import Inputs, mapped
 from cpfl.task.task import Task
 
 NAMES = ("auto", "reference", "workers", "lanes", "ray")
@@ -187,13 +188,13 @@ def why_not_lanes(task: Task) -> str:
     """The reason why a model cannot train in lanes, found by training two lanes of a few samples; empty: it can."""
     data = task.data
     module = models.fresh(task.build, task.experiment.seed, "init", data.transform.dtype).train()
-    x = data.transform(torch.as_tensor(data.train.x[:4]))
+    x = data.inputs(4)
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             return f"{type(layer).__name__} looks at a batch as a whole"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         state = torch.get_rng_state()
-        module(torch.cat([x, x]))
+        module(mapped(lambda each: torch.cat([each, each]), x))
         if not torch.equal(state, torch.get_rng_state()):
             return "it draws random numbers of its own, as dropout does"
     if models.looks_at_batches(module, x):
@@ -202,11 +203,11 @@ def why_not_lanes(task: Task) -> str:
     buffers = {name: value.clone() for name, value in module.named_buffers()}
     before = {name: value.clone() for name, value in buffers.items()}
 
-    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+    def loss(params: dict[str, Tensor], x: Inputs) -> Tensor:
         return functional_call(module, {**params, **buffers}, (x,)).square().mean()  # type: ignore[no-any-return]
 
     try:
-        vmap(grad(loss))(parameters, torch.stack([x, x]))
+        vmap(grad(loss))(parameters, mapped(lambda each: torch.stack([each, each]), x))
     except Exception as error:  # vmap reports what it cannot do in many ways
         return first_line(error)
     if any(not torch.equal(buffers[name], value) for name, value in before.items()):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl.errors import CpflError, ModelError, first_line
+from cpfl.models.adapter import Inputs, mapped, part, size, tensors
 from cpfl.randomness import stream
 from cpfl.registry import did_you_mean, load
 from cpfl.settings import Model
@@ -103,33 +104,81 @@ def fresh(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> n
     """A new model whose weights are drawn at the address (seed, purpose), whatever torch drew before."""
     with torch.random.fork_rng(devices=[]):
         seed_torch(seed, purpose)
-        return build().to(dtype)
+        module = build()
+        return module.double() if dtype == torch.float64 else module.float()  # unlike to(): complex buffers stay
 
 
-def initial(build: ModelFactory, settings: Model, seed: int, x: Tensor, classes: int) -> tuple[State, int]:
+def initial(
+    build: ModelFactory, settings: Model, seed: int, x: Inputs, classes: int, dtype: torch.dtype
+) -> tuple[State, int]:
     """The initial state of a model that fits these inputs, and its size on the network in bytes, as set or counted."""
-    module = fresh(build, seed, "init", x.dtype)
-    check(module, x, classes)
+    module = fresh(build, seed, "init", dtype)
     state = state_of(module)
+    check(module, x, classes)
     return state, settings.bytes or 4 * sum(value.numel() for value in state.values())
 
 
-def check(module: nn.Module, x: Tensor, classes: int) -> None:
-    """Refuse a model that does not map these inputs to one logit for each class."""
+def check(module: nn.Module, x: Inputs, classes: int) -> None:
+    """Refuse a model that does not map these inputs to one logit for each class, or cannot be trained."""
+    for name, value in module.state_dict().items():
+        if value.is_complex():
+            raise ModelError(
+                f"{name} of the model is complex: real numbers are trained; keep its real and imaginary part as two "
+                "parameters, or a constant as a buffer that is not persistent"
+            )
+    given = " and ".join(f"{tuple(value.shape[1:])} of {_kind(value)}" for value in tensors(x))
     try:
-        with torch.no_grad():
-            out = module.eval()(x)
+        out = module.eval()(mapped(Tensor.clone, x))
+    except ModelError:
+        raise
     except Exception as error:
+        raise ModelError(f"the model does not take samples of shape {given}: {first_line(error)}{_hint(x)}") from None
+    if out.shape != (size(x), classes):
         raise ModelError(
-            f"the model does not take samples of shape {tuple(x.shape[1:])}: {first_line(error)}"
-        ) from None
-    if not isinstance(out, Tensor) or out.shape != (len(x), classes):
-        got = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
-        raise ModelError(
-            f"the model answers a sample with {got}, the data needs ({classes},): one logit for each class"
+            f"the model answers a sample with {tuple(out.shape[1:])}, the data needs ({classes},): one logit for each "
+            "class (data.classes sets their number)"
         )
-    if not trained(module):
+    if not (own := trained(module)):
         raise ModelError("the model has no parameter that is to be trained: it has none, or all are frozen")
+    try:
+        gradients = torch.autograd.grad(out.square().mean(), list(own.values()), allow_unused=True)
+    except Exception as error:
+        raise ModelError(f"the model has no gradients: {first_line(error)}") from None
+    for name, gradient in zip(own, gradients, strict=True):
+        if gradient is not None and gradient.is_sparse:
+            raise ModelError(f"the gradient of {name} is sparse: dense ones are needed (sparse=False)")
+    if draws_elsewhere(module, x):
+        raise ModelError(
+            "the model gives different answers to the same inputs although torch's seed is the same: use torch's "
+            "random numbers, not numpy's or Python's, and no counter of calls"
+        )
+
+
+def draws_elsewhere(module: nn.Module, x: Inputs) -> bool:
+    """Whether its outputs in training depend on something that torch's seed does not decide."""
+    outputs, state = [], {name: value.clone() for name, value in module.state_dict().items()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for _ in range(2):
+            torch.default_generator.manual_seed(0)
+            try:
+                outputs.append(module.train()(mapped(Tensor.clone, x)))
+            except ValueError:  # BatchNorm in training wants more than one sample
+                return False
+            finally:
+                module.load_state_dict(state)
+    one, other = (output.nan_to_num() for output in outputs)
+    return not torch.equal(one, other)
+
+
+def _kind(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _hint(x: Inputs) -> str:
+    """What else may be meant where integers reach a model."""
+    if any(not value.is_floating_point() for value in tensors(x)):
+        return "; integers reach a model as they are: data.inputs = numbers makes them floats, pixels scales them"
+    return f"; tensors that it makes itself need the type of its inputs, {_kind(tensors(x)[0])}"
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -137,19 +186,19 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
-def looks_at_batches(module: nn.Module, x: Tensor) -> bool:
+def looks_at_batches(module: nn.Module, x: Inputs) -> bool:
     """Whether its output for a sample depends on the others of its batch, as with BatchNorm."""
-    half = max(1, len(x) // 2)
+    half = max(1, size(x) // 2)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            whole, part = module(x)[:half], module(x[:half])
+            whole, few = module(x)[:half], module(part(x, slice(half)))
     except ValueError:  # BatchNorm in training wants more than one sample
         return True
     rounding = 1e-4 * whole.nan_to_num().abs().max().item()  # batches of another size round in another way
-    return not torch.allclose(whole, part, rtol=0, atol=rounding, equal_nan=True)
+    return not torch.allclose(whole, few, rtol=0, atol=rounding, equal_nan=True)
 
 
-def takes(module: nn.Module, x: Tensor) -> bool:
+def takes(module: nn.Module, x: Inputs) -> bool:
     """Whether the model runs with this memory layout of inputs and parameters; `view` restricts it."""
     training = module.training
     try:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.models import State
+from cpfl.models.adapter import Inputs
 
 IMAGE_AXES = 4  # of tensors that have channels
 
@@ -59,10 +60,11 @@ class Layout:
         """A tensor's numbers in the order in which a row holds them."""
         return (value.movedim(1, -1) if self.channels_last and value.dim() == IMAGE_AXES else value).reshape(-1)
 
-    def arranged(self, x: Tensor) -> Tensor:
+    def arranged(self, x: Inputs) -> Inputs:
         """A batch in the memory order of the parameters."""
-        last = self.channels_last and x.dim() == IMAGE_AXES
-        return x.contiguous(memory_format=torch.channels_last) if last else x
+        if self.channels_last and isinstance(x, Tensor) and x.dim() == IMAGE_AXES:
+            return x.contiguous(memory_format=torch.channels_last)
+        return x
 
     def row(self, state: State, device: torch.device) -> Tensor:
         """A new row with a model's parameters."""

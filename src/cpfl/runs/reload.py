@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.errors import ModelError, RunFolderError, SettingError
 from cpfl.models import State
 from cpfl.presets.published import published

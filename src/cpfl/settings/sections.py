@@ -38,6 +38,9 @@ class Data(Section):
     """Public set, unlabelled: the cohort models are distilled on it."""
     public_splits: tuple[str, ...] = ()
     """Splits of the public set to use, such as ["train", "extra"]; empty: the set's usual ones."""
+    inputs: Literal["auto", "pixels", "numbers", "integers"] = "auto"
+    """What samples are: pixels (bytes, scaled to 0 … 1), numbers, or integers such as tokens, which stay integers.
+    auto: bytes of (channels, height, width) are pixels, other integers stay integers."""
     split: Literal["dirichlet", "iid", "column", "shards"] = "dirichlet"
     """How training samples are divided among clients."""
     alpha: Annotated[float, Field(ge=1e-6, le=MOST, allow_inf_nan=False), NoBool, When("split = dirichlet")] = 0.1

@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from cpfl.cohorts.base import Cohorts
 from cpfl.data import parquet, sources
 from cpfl.data.catalogue import CATALOGUE, fetch
-from cpfl.data.federated import Given, as_samples
-from cpfl.data.samples import Samples
+from cpfl.data.given import Given, as_samples, named_labels
 from cpfl.data.sources import search_roots
 from cpfl.errors import CpflError, DataError, SettingError
 from cpfl.federation import optimizers
@@ -71,17 +71,18 @@ def _in_tenths(name: str, notify: Notify) -> Callable[[int, int], None]:
 
 def given_arrays(train: object, test: object, public: object) -> Given:
     """A user's arrays as samples."""
-    if isinstance(public, tuple):
+    pairs = [_pair(train, "train"), _pair(test, "test")]
+    if isinstance(public, tuple) and not any(pair and isinstance(pair[0], tuple) for pair in pairs):
         raise CpflError("public takes inputs alone, one array or tensor, not a tuple")
-    return Given(_labelled(train, "train"), _labelled(test, "test"), None if public is None else as_samples(public))
+    labels, names = named_labels(*(pair[1] if pair else None for pair in pairs))
+    samples = [as_samples(pair[0], y, *pair[2:]) if pair else None for pair, y in zip(pairs, labels, strict=True)]
+    return Given(samples[0], samples[1], None if public is None else as_samples(public), names)
 
 
-def _labelled(pair: object, name: str) -> Samples | None:
-    if pair is None:
-        return None
-    if not isinstance(pair, tuple) or len(pair) not in (2, 3):
+def _pair(pair: object, name: str) -> tuple[Any, ...] | None:
+    if pair is not None and (not isinstance(pair, tuple) or len(pair) not in (2, 3)):
         raise CpflError(f"{name} takes a tuple (inputs, labels) or (inputs, labels, columns)")
-    return as_samples(*pair)
+    return pair
 
 
 def absolute(experiment: Experiment) -> Experiment:

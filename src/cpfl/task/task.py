@@ -7,20 +7,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from cpfl import models
 from cpfl.cohorts.base import Cohorts
 from cpfl.data import federated
-from cpfl.data.federated import FederatedData, Given
+from cpfl.data.federated import FederatedData
+from cpfl.data.given import Given
 from cpfl.devices.availability import availability
 from cpfl.devices.fleet import Fleet
 from cpfl.devices.fleet import fleet as fleet_of
 from cpfl.errors import ModelError, SettingError
 from cpfl.federation.session import Session
 from cpfl.models import ModelFactory, State
+from cpfl.models.adapter import adapted
 from cpfl.privacy.label_counts import cohort_counts
 from cpfl.settings import Distillation, Experiment, Model, Stopping
 from cpfl.task.population import Population, assign_cohorts, memory_mapped
@@ -90,13 +91,15 @@ def build_task(
     check_evaluation(data, experiment.stopping)
     check_views(data, experiment.distillation)
     shape, classes, seed = data.train.shape, data.classes, experiment.seed
-    x = data.transform(torch.as_tensor(data.train.x[:2]))
-    build = models.factory(experiment.model, shape, classes) if model is None else user_model_factory(model)
-    start, size = models.initial(build, experiment.model, seed, x, classes)
+    x = data.inputs(2)
+    named = models.factory(experiment.model, shape, classes) if model is None else user_model_factory(model)
+    build = adapted(named, x)
+    dtype = data.transform.dtype
+    start, size = models.initial(build, experiment.model, seed, x, classes, dtype)
     build_student = build
     if other := experiment.distillation.student:
-        build_student = models.factory(Model(name=other), shape, classes, "distillation.student")
-        models.check(models.fresh(build_student, seed, "student", x.dtype), x, classes)
+        build_student = adapted(models.factory(Model(name=other), shape, classes, "distillation.student"), x)
+        models.check(models.fresh(build_student, seed, "student", dtype), x, classes)
     if population is None:
         cohorts = assign_cohorts(experiment, data, devices, size) if cohorts is None else cohorts
         population = memory_mapped(data.clients, devices, cohorts)
@@ -105,8 +108,8 @@ def build_task(
     for cohort, name in experiment.model.by_cohort.items():
         if name not in made:
             settings = models.named(experiment.model, name)
-            own = models.factory(settings, shape, classes, f"model.by_cohort.{cohort}")
-            made[name] = CohortModel(own, *models.initial(own, settings, seed, x, classes))
+            own = adapted(models.factory(settings, shape, classes, f"model.by_cohort.{cohort}"), x)
+            made[name] = CohortModel(own, *models.initial(own, settings, seed, x, classes, dtype))
     others = {int(cohort): made[name] for cohort, name in experiment.model.by_cohort.items()}
     fleet, cohorts, counts = population.fleet, population.cohorts, population.label_counts
     if counts is None:

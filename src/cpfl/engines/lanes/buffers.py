@@ -22,6 +22,7 @@ from cpfl.federation.optimizers.base import ServerOptimizer
 from cpfl.federation.selection.base import participants_per_round
 from cpfl.federation.session import Session
 from cpfl.kernels import layers
+from cpfl.models.adapter import Inputs, mapped
 from cpfl.models.layout import Layout
 from cpfl.settings.choices import SELECTIONS
 from cpfl.task.task import Task
@@ -48,20 +49,20 @@ class DeviceBuffers:
         self.squared_losses_M = torch.zeros_like(self.losses_M)
         self.algorithm = AlgorithmBuffers(task, self.layout, device)
 
-    def samples(self, staged: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def samples(self, staged: dict[str, Tensor]) -> tuple[Inputs, Tensor]:
         """Model inputs and labels for staged rows; empty rows give some sample that the caller masks."""
         rows, augmentation = staged["rows"], staged.get("augmentation")
         flat = rows.reshape(-1).long().clamp(min=0)  # long: positions in millions of images are beyond 32 bits
         plan = None if augmentation is None else augmentation.reshape(-1, augmentation.shape[-1]).long()
         x = self.task.data.transform(self.x[flat], plan)
-        return x.reshape(*rows.shape, *x.shape[1:]), self.y[rows.long().clamp(min=0)]
+        return mapped(lambda each: each.reshape(*rows.shape, *each.shape[1:]), x), self.y[rows.long().clamp(min=0)]
 
-    def losses(self, params: dict[str, Tensor], x: Tensor, y: Tensor, training: bool = True) -> Tensor:
+    def losses(self, params: dict[str, Tensor], x: Inputs, y: Tensor, training: bool = True) -> Tensor:
         """One model's loss on each of its samples, in training or in evaluation."""
         module = self.module if training else self.eval_module
         with models.arithmetic(self.device, self.precision):
             logits = functional_call(module, {**params, **self._constant}, (x,))
-        return nn.functional.cross_entropy(logits.to(x.dtype), y, reduction="none")
+        return nn.functional.cross_entropy(logits.to(self.dtype), y, reduction="none")
 
 
 class AlgorithmBuffers:

@@ -179,7 +179,7 @@ class Lanes:
     def _losses(self) -> tuple[Tensor, Tensor | None]:
         buffers, staged = self.buffers, self.batches.device
         x, y = buffers.samples(staged)
-        mask_LB = (staged["rows"] != EMPTY).to(x.dtype)
+        mask_LB = (staged["rows"] != EMPTY).to(buffers.dtype)
         losses_LB = vmap(buffers.losses)(buffers.layout.views(self._leaf[: self.count]), x, y)
         squared_L = (losses_LB.detach() * mask_LB).square().sum(1) if buffers.has_squared_losses else None
         return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1), squared_L

@@ -21,7 +21,7 @@ import ray
 import torch
 
 from cpfl import models
-from cpfl.data.federated import Given
+from cpfl.data.given import Given
 from cpfl.data.sources import search_roots
 from cpfl.engines.gpu_errors import device_failed, out_of_memory
 from cpfl.engines.lanes import LaneEngine

@@ -33,7 +33,7 @@ class WorkerEngine(Engine):
     def __init__(self, task: Task, workers: int = 0) -> None:
         self.task, data = task, task.data
         module = models.fresh(task.build, task.experiment.seed, "init", data.transform.dtype).eval()
-        x = data.transform(torch.as_tensor(data.train.x[:4]))
+        x = data.inputs(4)
         self.job_samples = 1 if models.looks_at_batches(module, x) else JOB_SAMPLES
         self.layout, self.stale_layout = worker_layout(task), Layout.from_module(module)
         self.server = optimizers.server_optimizer(task.experiment.federation)

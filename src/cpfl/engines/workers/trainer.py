@@ -19,6 +19,7 @@ from cpfl.engines.client_training import ClientTrainer
 from cpfl.engines.workers.sequential import sequential_step
 from cpfl.federation import optimizers
 from cpfl.models import State
+from cpfl.models.adapter import Inputs
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
@@ -117,16 +118,16 @@ class Trainer(ClientTrainer):
     def load(self, params_P: Tensor) -> None:
         """Nothing to do: the model's parameters are those of the row."""
 
-    def gradient(self, x: Tensor, y: Tensor, client: int) -> tuple[Tensor, Tensor, Tensor]:
+    def gradient(self, x: Inputs, y: Tensor, client: int) -> tuple[Tensor, Tensor, Tensor]:
         """Without autograd where the model is a sequence of plain layers."""
-        if self._sequential is None:
+        if self._sequential is None or not isinstance(x, Tensor):
             return super().gradient(x, y, client)
         return *self._sequential(x, y), self._gradients_P
 
-    def forward(self, x: Tensor, client: int) -> Tensor:
+    def forward(self, x: Inputs, client: int) -> Tensor:
         """In the experiment's precision."""
-        with models.arithmetic(x.device, self.task.experiment.precision):
-            return super().forward(x, client).to(x.dtype)
+        with models.arithmetic(self.device, self.task.experiment.precision):
+            return super().forward(x, client).to(self._row.parameters_P.dtype)
 
     def _load(self, model: ModelRow) -> None:
         if model.others:
@@ -167,7 +168,7 @@ def worker_layout(task: Task) -> Layout:
     module = models.fresh(task.build, task.experiment.seed, "init", data.transform.dtype)
     layout = Layout.from_module(module, by_name=True, channels_last=True)
     bind(module, model_rows(task, layout, 1)[0])
-    inputs = layout.arranged(data.transform(torch.as_tensor(data.train.x[:2])))
+    inputs = layout.arranged(data.inputs(2))
     return layout if models.takes(module, inputs) else replace(layout, channels_last=False)
 
 

@@ -1,0 +1,127 @@
+"""A user's model as engines call it: `module(inputs)` gives a tensor of logits, and changes nothing else.
+
+What a model needs for that is found once, with a few samples. It is done by hooks, so that parameters keep their names.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cpfl.errors import ModelError
+
+Inputs = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
+"""What a model is called with: one tensor, or several by name or position."""
+
+
+def mapped(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """The inputs with every tensor changed."""
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    if isinstance(inputs, dict):
+        return {name: change(value) for name, value in inputs.items()}
+    return tuple(change(value) for value in inputs)
+
+
+def tensors(inputs: Inputs) -> list[Tensor]:
+    """The tensors of the inputs."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    return list(inputs.values() if isinstance(inputs, dict) else inputs)
+
+
+def part(inputs: Inputs, rows: slice) -> Inputs:
+    """Some samples of a batch."""
+    return mapped(lambda x: x[rows], inputs)
+
+
+def size(inputs: Inputs) -> int:
+    """The number of samples of a batch."""
+    return len(tensors(inputs)[0])
+
+
+def adapted(build: Callable[[], nn.Module], inputs: Inputs) -> Callable[[], nn.Module]:
+    """A factory of the same models, ready for engines; `inputs` are those of a few samples."""
+    with torch.random.fork_rng(devices=[]):
+        probe = ready(build(), inputs)
+        writes, answers_tensor = _probe(probe, inputs)
+
+    def call() -> nn.Module:
+        module = ready(build(), inputs)
+        if writes or not isinstance(inputs, Tensor):
+            module.register_forward_pre_hook(partial(_pass, writes), with_kwargs=True)
+        if not answers_tensor:
+            module.register_forward_hook(_answer)
+        return module
+
+    return call
+
+
+def ready(module: nn.Module, inputs: Inputs) -> nn.Module:
+    """The module with all its parameters, and with dense gradients."""
+    if type(module).__name__ == "OptimizedModule":  # torch.compile: engines compile by themselves
+        module = dict(module.named_children())["_orig_mod"]
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False  # the gradients have the same numbers
+    if any(map(nn.parameter.is_lazy, module.parameters())):
+        whole = torch.get_default_dtype()
+        with torch.no_grad():
+            call(module.eval(), mapped(lambda x: x.to(whole) if x.is_floating_point() else x, inputs))
+        module.train()
+    return module
+
+
+def call(module: nn.Module, inputs: Inputs) -> Any:
+    """A model's own answer to copies of these inputs."""
+    args, kwargs = _arguments(inputs, True)
+    return module(*args, **kwargs)
+
+
+def logits(answer: Any) -> Tensor:
+    """The logits of a model's answer: a tensor, what is called logits, or the first of several."""
+    if isinstance(answer, Tensor):
+        return answer
+    found = answer.get("logits") if isinstance(answer, Mapping) else getattr(answer, "logits", None)
+    if found is None and isinstance(answer, Sequence) and answer:
+        found = answer[0]
+    if not isinstance(found, Tensor):
+        keys = f" with {', '.join(map(str, answer))}" if isinstance(answer, Mapping) else ""
+        raise ModelError(
+            f"the model answers with a {type(answer).__name__}{keys}: a tensor of logits is needed, or one called "
+            "logits, or a tuple that begins with it"
+        )
+    return found
+
+
+def _probe(module: nn.Module, inputs: Inputs) -> tuple[bool, bool]:
+    """Whether the model writes into its inputs, and whether it answers with a tensor."""
+    args, kwargs = _arguments(inputs, True)
+    try:
+        with torch.no_grad():
+            double = any(x.dtype == torch.float64 for x in tensors(inputs))
+            answer = (module.double() if double else module.float()).eval()(*args, **kwargs)
+    except Exception:  # a check with a sentence for the user comes later
+        return False, True
+    given = [*args, *kwargs.values()]
+    same = [torch.equal(one, other) for one, other in zip(given, tensors(inputs), strict=True)]
+    return not all(same), isinstance(answer, Tensor)
+
+
+def _pass(copy: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Before a model is called: its inputs as arguments of their own, copied if it writes into them."""
+    (inputs,) = args
+    return _arguments(inputs, copy)
+
+
+def _arguments(inputs: Inputs, copy: bool) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    own = mapped(Tensor.clone, inputs) if copy else inputs
+    if isinstance(own, dict):
+        return (), own
+    return (own if isinstance(own, tuple) else (own,)), {}
+
+
+def _answer(module: nn.Module, args: object, answer: Any) -> Tensor:
+    return logits(answer)
