@@ -5,18 +5,15 @@ import os
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
-from cpfl import models
 from cpfl.engines.base import Engine, OnRound
 from cpfl.engines.gpu_errors import out_of_memory
-from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.lanes import LaneEngine, why_not_lanes
 from cpfl.engines.ray import ClusterConfig, check_config
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
 from cpfl.engines.workers.pool import can_fork, cores
-from cpfl.errors import SettingError, first_line
+from cpfl.errors import SettingError
 from cpfl.federation import optimizers
 from cpfl.federation.session import Session
 from cpfl.task.task import Task
@@ -71,7 +68,7 @@ def resolve_engine(name: str | Engine, task: Task, device: torch.device, notify:
         raise SettingError("engine = 'workers' trains on the CPU: set device = 'cpu'")
     if name != "lanes":
         return name
-    reasons = [why_not_lanes(task.for_cohort(cohorts[0])) for cohorts in cohorts_by_model(task)]
+    reasons = [why_not_lanes(task.for_cohort(cohorts[0]), device) for cohorts in cohorts_by_model(task)]
     if not all(reasons):
         return "lanes"
     notify(f"this model cannot train in lanes, one client at a time instead: {reasons[0]}")
@@ -181,34 +178,3 @@ def memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def why_not_lanes(task: Task) -> str:
-    """The reason why a model cannot train in lanes, found by training two lanes of a few samples; empty: it can."""
-    data = task.data
-    module = models.fresh(task.build, task.experiment.seed, "init", data.transform.dtype).train()
-    x = data.transform(torch.as_tensor(data.train.x[:4]))
-    for layer in module.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            return f"{type(layer).__name__} looks at a batch as a whole"
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        state = torch.get_rng_state()
-        module(torch.cat([x, x]))
-        if not torch.equal(state, torch.get_rng_state()):
-            return "it draws random numbers of its own, as dropout does"
-    if models.looks_at_batches(module, x):
-        return "it looks at a batch as a whole, as BatchNorm does"
-    parameters = {name: torch.stack([value.detach()] * 2) for name, value in models.trained(module).items()}
-    buffers = {name: value.clone() for name, value in module.named_buffers()}
-    before = {name: value.clone() for name, value in buffers.items()}
-
-    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(module, {**params, **buffers}, (x,)).square().mean()  # type: ignore[no-any-return]
-
-    try:
-        vmap(grad(loss))(parameters, torch.stack([x, x]))
-    except Exception as error:  # vmap reports what it cannot do in many ways
-        return first_line(error)
-    if any(not torch.equal(buffers[name], value) for name, value in before.items()):
-        return "it changes its buffers while it trains"
-    return ""

@@ -4,6 +4,7 @@
 results stay. Axes: T steps, B batch, F features, H hidden, G gates × H.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ def gru_step(x_BG: Tensor, h_BG: Tensor, state: State) -> State:
     return (n + (z_x + z_h).sigmoid() * (state[0] - n),)
 
 
-STEPS = {
+NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
     "LSTM": lstm_step,
     "GRU": gru_step,
     "RNN_TANH": lambda x_BH, h_BH, state: ((x_BH + h_BH).tanh(),),
@@ -38,9 +40,8 @@ STEPS = {
 
 def run(layer: Any, x_TBF: Tensor, start: State, suffix: str = "") -> tuple[list[Tensor], State]:
     """One layer in one direction, its weights' names with this suffix: the output of every step, and the last state."""
-    w_x, w_h, b_x, b_h, w_projection = (
-        getattr(layer, name + suffix, None) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-    )
+    weights: list[Any] = [getattr(layer, f"{name}{suffix}", None) for name in NAMES]
+    w_x, w_h, b_x, b_h, w_projection = weights
     state, step, outputs = start, STEPS[layer.mode], []
     if not state:
         sizes = (w_h.shape[1], layer.hidden_size)  # they differ where h is projected
@@ -96,11 +97,11 @@ def as_state(hx: Any) -> State:
     return () if hx is None else (hx,) if isinstance(hx, Tensor) else tuple(hx)
 
 
-class LSTM(Layer, nn.LSTM):  # type: ignore[misc]
+class LSTM(Layer, nn.LSTM):
     """nn.LSTM."""
 
 
-class GRU(Layer, nn.GRU):  # type: ignore[misc]
+class GRU(Layer, nn.GRU):
     """nn.GRU."""
 
 

@@ -6,13 +6,11 @@ Axes: V models evaluated together, B samples of each, K participants, P paramete
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import vmap
 
 from cpfl.engines.lanes.batch_schedule import EMPTY, ClientRound
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer, download, upload
@@ -203,9 +201,8 @@ class Evaluator:
 
     @torch.no_grad()
     def _evaluate(self) -> None:
-        buffers, losses = self._buffers, vmap(partial(self._buffers.losses, training=False))
-        x, y = buffers.samples(self._samples.device)
-        self._losses_VB.copy_(losses(buffers.layout.views(self._params_VP), x, y))
+        x, y = self._buffers.samples(self._samples.device)
+        self._losses_VB.copy_(self._buffers.model.losses(self._params_VP, x, y, training=False))
 
     def _validation(self, round: Round) -> tuple[dict[int, int], dict[str, NDArray[np.generic]]]:
         """The number of validation samples by participant, and these samples for the staging buffer."""

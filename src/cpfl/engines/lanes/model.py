@@ -1,0 +1,42 @@
+"""A model as lanes run it: the losses of many rows of its parameters at once, in training and in evaluation.
+
+Axes: L lanes (or models that are evaluated together), B batch, P parameters.
+"""
+
+import copy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from cpfl import models
+from cpfl.kernels import layers, recurrent
+from cpfl.models.layout import Layout
+from cpfl.task.task import Task
+
+
+class LaneModel:
+    """The module with the layers that lanes need, and everything in it that is no trained parameter."""
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._precision, self._device, self._dtype = task.experiment.precision, device, task.data.transform.dtype
+        module = models.fresh(task.build, task.experiment.seed, "init", self._dtype).to(device).train()
+        self.layout = Layout.from_module(module)
+        # Layers that vmap takes lane by lane are slower, and as good.
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+        # A loop over time would take minutes to compile; captured as it is, it is one launch too.
+        self.compiles = not recurrent.unroll(module)
+        kernels, pair = models.kernel_dtype(device, self._precision), (module, copy.deepcopy(module).eval())
+        self.module, self.eval_module = pair if kernels is None else (layers.fit(one, kernels) for one in pair)
+        self._constant = {**self.layout.frozen, **self.layout.buffers}
+
+    def losses(self, params_LP: Tensor, x: Tensor, y: Tensor, training: bool = True) -> Tensor:
+        """The loss of each row of parameters on each of its samples, (L, B)."""
+        one = partial(self._losses, self.module if training else self.eval_module)
+        return vmap(one)(self.layout.views(params_LP), x, y)
+
+    def _losses(self, module: nn.Module, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        with models.arithmetic(self._device, self._precision):
+            logits = functional_call(module, {**params, **self._constant}, (x,))
+        return nn.functional.cross_entropy(logits.to(self._dtype), y, reduction="none")
