@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from cpfl.engines.base import Engine, OnRound
-from cpfl.engines.gpu_errors import out_of_memory
+from cpfl.engines.gpu_errors import device_failed, out_of_memory
 from cpfl.engines.lanes import LaneEngine, why_not_lanes
 from cpfl.engines.ray import ClusterConfig, check_config
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
 from cpfl.engines.workers.pool import can_fork, cores
-from cpfl.errors import SettingError
+from cpfl.errors import SettingError, first_line
 from cpfl.federation import optimizers
 from cpfl.federation.session import Session
 from cpfl.task.task import Task
@@ -21,6 +21,7 @@ from cpfl.task.task import Task
 NAMES = ("auto", "reference", "workers", "lanes", "ray")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 Notify = Callable[[str], None]
+NOT_IN_LANES = "this model cannot train in lanes, one client at a time instead: "
 
 
 def check_engine(name: str, workers: int = 0, cluster: ClusterConfig | None = None) -> None:
@@ -71,7 +72,7 @@ def resolve_engine(name: str | Engine, task: Task, device: torch.device, notify:
     reasons = [why_not_lanes(task.for_cohort(cohorts[0]), device) for cohorts in cohorts_by_model(task)]
     if not all(reasons):
         return "lanes"
-    notify(f"this model cannot train in lanes, one client at a time instead: {reasons[0]}")
+    notify(NOT_IN_LANES + reasons[0])
     return "reference"
 
 
@@ -138,6 +139,9 @@ def _local_engine(name: str, task: Task, device: torch.device, notify: Notify, w
         try:
             engine = LaneEngine(task, device, lanes)
         except Exception as error:
+            if not out_of_memory(error) and not device_failed(error):  # the compiler fails in many ways
+                notify(NOT_IN_LANES + first_line(error))
+                return ReferenceEngine(task, device)
             if not out_of_memory(error) or lanes == 1:
                 raise
         else:

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.engines.lanes.model import LaneModel
+from cpfl.engines.lanes.step import captured
 from cpfl.errors import first_line
 from cpfl.task.task import Task
 
@@ -20,7 +21,7 @@ def why_not_lanes(task: Task, device: torch.device) -> str:
             module = models.fresh(task.build, seed, "init", data.transform.dtype)
             return alone(module, x) or in_lanes(task, x.to(device), y.to(device))
     except Exception as error:  # a model, and vmap, report what they cannot do in many ways
-        return first_line(error)
+        return first_line(error) or type(error).__name__
 
 
 def alone(module: nn.Module, x: Tensor) -> str:
@@ -46,10 +47,14 @@ def in_lanes(task: Task, x: Tensor, y: Tensor) -> str:
     row_P = model.layout.row(task.start, x.device)
     params_LP = row_P.repeat(LANES, 1).requires_grad_()
     x, y, before = torch.stack([x] * LANES), torch.stack([y] * LANES), buffers(model)
-    for _ in range(2):  # the model may keep what the next step trips over
+
+    def step() -> None:
         torch.autograd.grad(model.losses(params_LP, x, y).sum(), params_LP)
         with torch.no_grad():
             model.losses(params_LP, x, y, training=False)
+
+    for _ in range(2):  # the model may keep what the next step trips over
+        captured(step, x.device)()
     if not all(map(torch.equal, before, buffers(model))):
         return "it changes its buffers while it trains"
     module = models.fresh(task.build, task.experiment.seed, "init", task.data.transform.dtype)
