@@ -199,10 +199,9 @@ class Evaluator:
         buffers.models_NP.index_copy_(0, cohorts, self._params_VP)
         buffers.sums_NP.index_fill_(0, cohorts, 0)
 
-    @torch.no_grad()
     def _evaluate(self) -> None:
         x, y = self._buffers.samples(self._samples.device)
-        self._losses_VB.copy_(self._buffers.model.losses(self._params_VP, x, y, training=False))
+        self._losses_VB.copy_(self._buffers.model.evaluation_losses(self._params_VP, x, y))
 
     def _validation(self, round: Round) -> tuple[dict[int, int], dict[str, NDArray[np.generic]]]:
         """The number of validation samples by participant, and these samples for the staging buffer."""

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cpfl import models
 from cpfl.kernels import layers, recurrent
@@ -31,10 +32,21 @@ class LaneModel:
         self.module, self.eval_module = pair if kernels is None else (layers.fit(one, kernels) for one in pair)
         self._constant = {**self.layout.frozen, **self.layout.buffers}
 
-    def losses(self, params_LP: Tensor, x: Tensor, y: Tensor, training: bool = True) -> Tensor:
-        """The loss of each row of parameters on each of its samples, (L, B)."""
-        one = partial(self._losses, self.module if training else self.eval_module)
-        return vmap(one)(self.layout.views(params_LP), x, y)
+    def losses(self, params_LP: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of each row of parameters on each of its samples in training, (L, B)."""
+        with sdpa_kernel(SDPBackend.MATH):  # the others want aligned lanes, and add up in any order
+            return vmap(partial(self._losses, self.module))(self.layout.views(params_LP), x, y)
+
+    @torch.no_grad()
+    def evaluation_losses(self, params_LP: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The same in evaluation."""
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # its kernels read beside rows that are not aligned
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                return vmap(partial(self._losses, self.eval_module))(self.layout.views(params_LP), x, y)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
 
     def _losses(self, module: nn.Module, params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         with models.arithmetic(self._device, self._precision):

@@ -4,6 +4,7 @@ Axes: L lanes, B batch, P parameters, N cohorts, F staged clients. Row L or N is
 """
 
 import functools
+import gc
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -221,7 +222,14 @@ def captured(work: Callable[[], None], device: torch.device) -> Callable[[], Non
         for _ in range(WARM_UPS):
             work()
     torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()  # graphs of an engine that is gone, freed during a capture, would break it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a capture which fails is empty
+            with torch.cuda.graph(graph):
+                work()
+    finally:
+        if collects:
+            gc.enable()
     return graph.replay
