@@ -320,6 +320,28 @@ def test_out_of_memory_leaves_the_kernels_of_another_model_alone(monkeypatch: py
     assert reset[0] == 3
 
 
+@pytest.mark.parametrize("device_failed", [False, True])
+def test_lanes_that_cannot_be_made(device_failed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the compiler fails on a user's model: that is told. A device that fails cannot train in another way."""
+    error: Exception = RuntimeError("no kernel for this\nand a long story")
+    if device_failed:
+        error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    class Broken(LaneEngine):
+        def __init__(self, *_: Any) -> None:
+            raise error
+
+    monkeypatch.setattr(create, "LaneEngine", Broken)
+    notes: list[str] = []
+    task = build_task(experiment_file.load("digits"), [], Given())
+    if device_failed:
+        with pytest.raises(type(error), match="illegal"):
+            create.create_engine("lanes", task, torch.device("cpu"), notes.append)
+        return
+    assert create.create_engine("lanes", task, torch.device("cpu"), notes.append).name == "reference"
+    assert notes == ["this model cannot train in lanes, one client at a time instead: no kernel for this"]
+
+
 def test_convolutions_are_not_chosen_by_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process would choose anew, and a run would not repeat."""
     for flag in ("benchmark", "deterministic", "allow_tf32"):

@@ -1,9 +1,10 @@
 """Models that users bring: with frozen parameters, with another way in training, with statistics of a batch, with
-`view`, which is particular about how numbers lie in memory."""
+`view`, which is particular about how numbers lie in memory, with buffers that no file holds, recurrent ones."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cpfl.settings import experiment_file
 from cpfl.task.task import build_task
 
 ENGINES = ("reference", "workers", "lanes")
+SMALL = {"clients": 4, "cohorts": 2, "max_rounds": 2, "data.train_limit": 120, "data.public_limit": 20}
 PLAIN = {"federation.client": "scaffold", "federation.momentum": 0.0}
 
 
@@ -51,6 +53,81 @@ class Centred(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)
+
+
+class Centered(nn.Module):
+    """Only in evaluation its prediction depends on the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else x - x.mean(0)
+
+
+class Sequences(nn.Module):
+    """The batch is taken for the time: a sample sees those before it, and none after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.RNN(8, 6), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x.squeeze(1))[0][:, -1])  # type: ignore[no-any-return]
+
+
+class Silent(nn.Module):
+    """It answers with zeros until it is trained, and depends on the batch from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * (x - 0.5 * x.mean(0))
+
+
+class Rotated(nn.Module):
+    """Rotary positions: a buffer that the state does not hold, and one that it holds under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(64, 10)
+        angles = torch.arange(8.0)[:, None] / 10 ** torch.arange(4.0)
+        self.register_buffer("angles", torch.cat([angles, angles], dim=1), persistent=False)
+        self.register_buffer("scale", torch.full((8,), 0.5))
+        self.register_buffer("again", self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x.squeeze(1))
+        turned = torch.cat([-y[..., 4:], y[..., :4]], dim=-1)
+        rotated = y * self.angles.cos() + turned * self.angles.sin()
+        return self.last((rotated * self.scale * self.again).flatten(1))  # type: ignore[no-any-return]
+
+
+class Recurrent(nn.Module):
+    """Images are sequences of rows."""
+
+    def __init__(self, layer: nn.RNNBase, starts: bool = False) -> None:
+        super().__init__()
+        self.layer, outputs = layer, layer.hidden_size * (1 + layer.bidirectional)
+        self.start = nn.Parameter(torch.full((layer.num_layers, 1, layer.hidden_size), 0.1)) if starts else None
+        self.last = nn.Linear(outputs, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.squeeze(1) if self.layer.batch_first else x.squeeze(1).transpose(0, 1)
+        start = None if self.start is None else self.start.expand(-1, x.shape[0 if self.layer.batch_first else 1], -1)
+        output, _ = self.layer(x, None if start is None else start.contiguous())
+        return self.last(output.mean(1 if self.layer.batch_first else 0))  # type: ignore[no-any-return]
+
+
+class Attentive(nn.Module):
+    """Images are sequences of rows that attend to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.layers, self.last = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layers(x.squeeze(1)).mean(1))  # type: ignore[no-any-return]
 
 
 class Viewed(nn.Module):
@@ -123,8 +200,53 @@ def test_clients_do_not_see_each_other_where_a_model_looks_at_batches(tmp_path: 
     assert_same(*(trained(model, engine, tmp_path) for engine in ("reference", "workers")))
 
 
+@pytest.mark.parametrize("model", [Sequences(), nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Silent())])
+def test_clients_do_not_see_each_other_where_that_is_harder_to_notice(model: nn.Module, tmp_path: Path) -> None:
+    runs = [trained(model, engine, tmp_path, **SMALL) for engine in ENGINES]
+    for run in runs:
+        assert_same(run, runs[0])
+    assert runs[2].summary["engine"] == "reference"
+
+
+def test_lanes_leave_models_that_look_at_batches_in_evaluation(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Centered())
+    runs = [trained(model, engine, tmp_path, **SMALL) for engine in ENGINES]
+    for run in runs:
+        assert_same(run, runs[0])
+    assert [run.summary["engine"] for run in runs] == ["reference", "workers", "reference"]
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: Recurrent(nn.LSTM(8, 6, num_layers=2, bidirectional=True)),
+    "gru": lambda: Recurrent(nn.GRU(8, 6, batch_first=True), starts=True),
+    "rnn": lambda: Recurrent(nn.RNN(8, 6, nonlinearity="relu", bias=False)),
+}
+
+
+@pytest.mark.parametrize(
+    "model", [*RECURRENT.values(), Rotated, Attentive], ids=[*RECURRENT, "buffers outside the state", "attention"]
+)
+def test_more_models_that_lanes_train(model: Callable[[], nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    chosen = model()
+    runs = [trained(chosen, engine, tmp_path, **SMALL) for engine in ("reference", "lanes")]
+    assert_same(*runs)
+    assert runs[1].summary["engine"] == "lanes"
+    for name, value in runs[0].model.items():
+        torch.testing.assert_close(runs[1].model[name], value, rtol=0, atol=1e-9)
+
+
+def test_lanes_leave_layers_with_dropout_between_them(tmp_path: Path) -> None:
+    run = trained(Recurrent(nn.GRU(8, 6, num_layers=2, dropout=0.5)), "lanes", tmp_path, **SMALL)
+    assert run.summary["engine"] == "reference"
+
+
 def test_who_looks_at_batches() -> None:
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    assert looks_at_batches(Silent(), x)
+    assert looks_at_batches(Sequences(), torch.randn(4, 1, 8, 8))
+    assert looks_at_batches(Centered().eval(), x)
+    assert not looks_at_batches(Centered(), x)
     assert looks_at_batches(Centred(), x)
     assert looks_at_batches(nn.BatchNorm1d(8), x[:2])
     assert not looks_at_batches(nn.BatchNorm1d(8).eval(), x)

@@ -5,13 +5,10 @@ import os
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
-from cpfl import models
 from cpfl.engines.base import Engine, OnRound
-from cpfl.engines.gpu_errors import out_of_memory
-from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.gpu_errors import device_failed, out_of_memory
+from cpfl.engines.lanes import LaneEngine, why_not_lanes
 from cpfl.engines.ray import ClusterConfig, check_config
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
@@ -19,12 +16,12 @@ from cpfl.engines.workers.pool import can_fork, cores
 from cpfl.errors import SettingError, first_line
 from cpfl.federation import optimizers
 from cpfl.federation.session import Session
-from cpfl.models.adapter import Inputs, mapped
 from cpfl.task.task import Task
 
 NAMES = ("auto", "reference", "workers", "lanes", "ray")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 Notify = Callable[[str], None]
+NOT_IN_LANES = "this model cannot train in lanes, one client at a time instead: "
 
 
 def check_engine(name: str, workers: int = 0, cluster: ClusterConfig | None = None) -> None:
@@ -72,10 +69,10 @@ def resolve_engine(name: str | Engine, task: Task, device: torch.device, notify:
         raise SettingError("engine = 'workers' trains on the CPU: set device = 'cpu'")
     if name != "lanes":
         return name
-    reasons = [why_not_lanes(task.for_cohort(cohorts[0])) for cohorts in cohorts_by_model(task)]
+    reasons = [why_not_lanes(task.for_cohort(cohorts[0]), device) for cohorts in cohorts_by_model(task)]
     if not all(reasons):
         return "lanes"
-    notify(f"this model cannot train in lanes, one client at a time instead: {reasons[0]}")
+    notify(NOT_IN_LANES + reasons[0])
     return "reference"
 
 
@@ -142,6 +139,9 @@ def _local_engine(name: str, task: Task, device: torch.device, notify: Notify, w
         try:
             engine = LaneEngine(task, device, lanes)
         except Exception as error:
+            if not out_of_memory(error) and not device_failed(error):  # the compiler fails in many ways
+                notify(NOT_IN_LANES + first_line(error))
+                return ReferenceEngine(task, device)
             if not out_of_memory(error) or lanes == 1:
                 raise
         else:
@@ -182,34 +182,3 @@ def memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def why_not_lanes(task: Task) -> str:
-    """The reason why a model cannot train in lanes, found by training two lanes of a few samples; empty: it can."""
-    data = task.data
-    module = models.fresh(task.build, task.experiment.seed, "init", data.transform.dtype).train()
-    x = data.inputs(4)
-    for layer in module.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            return f"{type(layer).__name__} looks at a batch as a whole"
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        state = torch.get_rng_state()
-        module(mapped(lambda each: torch.cat([each, each]), x))
-        if not torch.equal(state, torch.get_rng_state()):
-            return "it draws random numbers of its own, as dropout does"
-    if models.looks_at_batches(module, x):
-        return "it looks at a batch as a whole, as BatchNorm does"
-    parameters = {name: torch.stack([value.detach()] * 2) for name, value in models.trained(module).items()}
-    buffers = {name: value.clone() for name, value in module.named_buffers()}
-    before = {name: value.clone() for name, value in buffers.items()}
-
-    def loss(params: dict[str, Tensor], x: Inputs) -> Tensor:
-        return functional_call(module, {**params, **buffers}, (x,)).square().mean()  # type: ignore[no-any-return]
-
-    try:
-        vmap(grad(loss))(parameters, mapped(lambda each: torch.stack([each, each]), x))
-    except Exception as error:  # vmap reports what it cannot do in many ways
-        return first_line(error)
-    if any(not torch.equal(buffers[name], value) for name, value in before.items()):
-        return "it changes its buffers while it trains"
-    return ""

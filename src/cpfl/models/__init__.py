@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from cpfl.errors import CpflError, ModelError, first_line
 from cpfl.models.adapter import Inputs, mapped, part, size, tensors
@@ -23,6 +24,8 @@ State = dict[str, Tensor]
 """A model's parameters and buffers by name."""
 
 ModelFactory = Callable[[], nn.Module]
+
+NOISE = 0.01  # of parameters, small beside those of most layers
 
 
 def gn_lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -191,11 +194,15 @@ def looks_at_batches(module: nn.Module, x: Inputs) -> bool:
     half = max(1, size(x) // 2)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            whole, few = module(x)[:half], module(part(x, slice(half)))
-    except ValueError:  # BatchNorm in training wants more than one sample
+            seed_torch(0, "noise")  # a new model may hold zeros, which would hide it
+            params = {name: value + NOISE * torch.randn_like(value) for name, value in trained(module).items()}
+            parts = [part(x, slice(half)), part(x, slice(half, None))] if size(x) > 1 else [x]
+            # All of them: a sample may depend only on those before it.
+            whole, *outputs = (functional_call(module, params, (each,)) for each in (x, *parts))
+    except (ValueError, RuntimeError):  # BatchNorm in training wants more than one sample
         return True
     rounding = 1e-4 * whole.nan_to_num().abs().max().item()  # batches of another size round in another way
-    return not torch.allclose(whole, few, rtol=0, atol=rounding, equal_nan=True)
+    return not torch.allclose(whole, torch.cat(outputs), rtol=0, atol=rounding, equal_nan=True)
 
 
 def takes(module: nn.Module, x: Inputs) -> bool:

@@ -34,8 +34,9 @@ class Layout:
         once = {id(value): value.detach() for value in every.values() if id(value) not in first}  # the same if tied
         frozen = {name: once[id(value)] for name, value in every.items() if id(value) in once}
         ties = {n: first[id(value)] for n, value in every.items() if id(value) in first and n not in parameters}
-        buffers = {name: value.detach() for name, value in module.named_buffers()}
-        state = module.state_dict()
+        state = module.state_dict()  # without buffers that are not persistent: those belong to the module alone
+        named = module.named_buffers(remove_duplicate=False)
+        buffers = {name: value.detach() for name, value in named if name in state}
         shapes = {name: state[name].shape for name in (sorted(parameters) if by_name else parameters)}
         size = sum(shape.numel() for shape in shapes.values())
         return cls(shapes, size, buffers, frozen, ties, channels_last)

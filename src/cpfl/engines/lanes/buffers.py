@@ -5,23 +5,20 @@ Axes: M clients, N cohorts, S slots for clients' models that are aggregated toge
 F staged clients, P parameters. Row M, N or S is for entries that stay empty.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
-from cpfl import models
+from cpfl.engines.lanes.model import LaneModel
 from cpfl.federation import optimizers
 from cpfl.federation.messages import CLIENT_STATE_MEAN
 from cpfl.federation.optimizers.base import ServerOptimizer
 from cpfl.federation.selection.base import participants_per_round
 from cpfl.federation.session import Session
-from cpfl.kernels import layers
 from cpfl.models.adapter import Inputs, mapped
 from cpfl.models.layout import Layout
 from cpfl.settings.choices import SELECTIONS
@@ -34,14 +31,11 @@ COPIES = 64  # of a staging buffer that may be on their way at a time
 class DeviceBuffers:
     """What all lanes share: the samples, the model's layout, and every cohort's model and running sum."""
 
-    def __init__(self, task: Task, module: nn.Module, device: torch.device) -> None:
+    def __init__(self, task: Task, device: torch.device) -> None:
         data, experiment = task.data, task.experiment
         self.x, self.y = (torch.as_tensor(values).to(device) for values in (data.train.x, data.train.y))
-        self.device, self.task, self.layout = device, task, Layout.from_module(module)
-        self.dtype, self.precision = data.transform.dtype, experiment.precision
-        kernels, pair = models.kernel_dtype(device, self.precision), (module, copy.deepcopy(module).eval())
-        self.module, self.eval_module = pair if kernels is None else (layers.fit(one, kernels) for one in pair)
-        self._constant = {**self.layout.frozen, **self.layout.buffers}
+        self.model = LaneModel(task, device)
+        self.device, self.task, self.layout, self.dtype = device, task, self.model.layout, data.transform.dtype
         self.models_NP = torch.zeros(experiment.cohorts + 1, self.layout.size, dtype=self.dtype, device=device)
         self.sums_NP = torch.zeros_like(self.models_NP)
         self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)
@@ -56,13 +50,6 @@ class DeviceBuffers:
         plan = None if augmentation is None else augmentation.reshape(-1, augmentation.shape[-1]).long()
         x = self.task.data.transform(self.x[flat], plan)
         return mapped(lambda each: each.reshape(*rows.shape, *each.shape[1:]), x), self.y[rows.long().clamp(min=0)]
-
-    def losses(self, params: dict[str, Tensor], x: Inputs, y: Tensor, training: bool = True) -> Tensor:
-        """One model's loss on each of its samples, in training or in evaluation."""
-        module = self.module if training else self.eval_module
-        with models.arithmetic(self.device, self.precision):
-            logits = functional_call(module, {**params, **self._constant}, (x,))
-        return nn.functional.cross_entropy(logits.to(self.dtype), y, reduction="none")
 
 
 class AlgorithmBuffers:

@@ -39,14 +39,13 @@ class LaneEngine(Engine):
     graphs launch."""
 
     def __init__(self, task: Task, device: torch.device, lanes: int = 0, schedule_workers: int | None = None) -> None:
-        experiment, self.device = task.experiment, device.type
+        self.device = device.type
         # Before anything is compiled: they need a few seconds to start.
         workers = SCHEDULE_WORKERS.get(device.type, 0) if schedule_workers is None else schedule_workers
         self.schedules = ScheduleWorkers(task, workers)
         weakref.finalize(self, self.schedules.end)
-        models.choose_arithmetic(experiment.precision)
-        module = models.fresh(task.build, experiment.seed, "init", task.data.transform.dtype).to(device).train()
-        self.buffers = DeviceBuffers(task, module, device)
+        models.choose_arithmetic(task.experiment.precision)
+        self.buffers = DeviceBuffers(task, device)
         count = lanes or self.default_lanes(task, device)
         self.large = Lanes(self.buffers, count)
         self.evaluator = Evaluator(self.buffers)

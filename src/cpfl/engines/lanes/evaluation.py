@@ -6,13 +6,11 @@ Axes: V models evaluated together, B samples of each, K participants, P paramete
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import vmap
 
 from cpfl.engines.lanes.batch_schedule import EMPTY, ClientRound
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer, download, upload
@@ -201,11 +199,9 @@ class Evaluator:
         buffers.models_NP.index_copy_(0, cohorts, self._params_VP)
         buffers.sums_NP.index_fill_(0, cohorts, 0)
 
-    @torch.no_grad()
     def _evaluate(self) -> None:
-        buffers, losses = self._buffers, vmap(partial(self._buffers.losses, training=False))
-        x, y = buffers.samples(self._samples.device)
-        self._losses_VB.copy_(losses(buffers.layout.views(self._params_VP), x, y))
+        x, y = self._buffers.samples(self._samples.device)
+        self._losses_VB.copy_(self._buffers.model.evaluation_losses(self._params_VP, x, y))
 
     def _validation(self, round: Round) -> tuple[dict[int, int], dict[str, NDArray[np.generic]]]:
         """The number of validation samples by participant, and these samples for the staging buffer."""

@@ -4,6 +4,7 @@ Axes: L lanes, B batch, P parameters, N cohorts, F staged clients. Row L or N is
 """
 
 import functools
+import gc
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -11,7 +12,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from cpfl.engines.lanes.batch_schedule import EMPTY
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer
@@ -63,7 +63,9 @@ class Lanes:
         integers, floats = (size, torch.int64), (size, buffers.dtype)
         self._ended_of_cohort = StagingBuffer(device, lanes=integers, cohorts=one, clients=integers, weights=floats)
         self._leaf = self.params_LP.detach().requires_grad_()
-        self._forward: Callable[[], tuple[Tensor, Tensor | None]] = faster(self._losses) if compiled else self._losses
+        self._forward: Callable[[], tuple[Tensor, Tensor | None]] = self._losses
+        if compiled and buffers.model.compiles:
+            self._forward = faster(self._losses)
         # Compiled, a step reads each row once instead of once for every operation. A user's optimizer stays as it is.
         ours = type(self._optimizer).__module__.startswith("cpfl.")
         self._compiled_step: Step | None = faster(self._optimizer.step) if compiled and ours else None
@@ -180,7 +182,7 @@ class Lanes:
         buffers, staged = self.buffers, self.batches.device
         x, y = buffers.samples(staged)
         mask_LB = (staged["rows"] != EMPTY).to(buffers.dtype)
-        losses_LB = vmap(buffers.losses)(buffers.layout.views(self._leaf[: self.count]), x, y)
+        losses_LB = buffers.model.losses(self._leaf[: self.count], x, y)
         squared_L = (losses_LB.detach() * mask_LB).square().sum(1) if buffers.has_squared_losses else None
         return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1), squared_L
 
@@ -220,7 +222,14 @@ def captured(work: Callable[[], None], device: torch.device) -> Callable[[], Non
         for _ in range(WARM_UPS):
             work()
     torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()  # graphs of an engine that is gone, freed during a capture, would break it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a capture which fails is empty
+            with torch.cuda.graph(graph):
+                work()
+    finally:
+        if collects:
+            gc.enable()
     return graph.replay
