@@ -25,7 +25,7 @@ from cpfl.runs.folder import RunFolder, load_global_state
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import check_snapshots, describe, reload_task, save_initial_models
 from cpfl.settings import GIVEN, Distillation, Experiment, effects, experiment_file
-from cpfl.task.loading import absolute, given_arrays, load_task
+from cpfl.task.loading import absolute, check_public, given_arrays, load_task
 from cpfl.task.task import Task, UserModel
 
 RUNS = Path("runs")
@@ -104,6 +104,7 @@ def run(
         chosen = experiment_file.with_settings(experiment, changes)
     else:
         chosen = experiment_file.load(experiment, settings=changes)
+    check_public(chosen, experiment, settings or ())
     cluster, on_device = _hardware(engine, device, workers, cluster)
     path = Path(out) if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)

@@ -35,6 +35,7 @@ class FederatedData:
     transform: Transform
     public_transform: Transform
     augmented: bool
+    class_names: tuple[str, ...] = ()  # where labels were given as names
 
     def inputs(self, count: int) -> Any:
         """Model inputs of the first samples, in memory of their own; a server has only public ones."""
@@ -110,7 +111,9 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
         if means and len(means) not in (1, train.shape[0]):
             raise DataError(f"{key} has {len(means)} channels, the samples have {train.shape[0]}")
     clients = split(experiment, train) if clients is None else clients
-    return FederatedData(train, test, public, classes, clients, transform, public_transform, augmented)
+    return FederatedData(
+        train, test, public, classes, clients, transform, public_transform, augmented, given.class_names
+    )
 
 
 def _limited(samples: Samples, limit: int) -> Samples:

@@ -75,6 +75,8 @@ def _kind(one: Field) -> Kind:
 
 def _unpacked(x_TW: Tensor, one: Field) -> Tensor:
     """One input of rows of bytes."""
+    if one.dtype == "bool":  # the compiler takes no bytes as booleans
+        return (x_TW[:, one.start : one.end] != 0).view(len(x_TW), *one.shape)
     dtype = torch.from_numpy(np.empty(0, one.dtype)).dtype
     return x_TW[:, one.start : one.end].contiguous().view(dtype).view(len(x_TW), *one.shape)
 

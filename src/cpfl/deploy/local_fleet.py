@@ -113,8 +113,9 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
         return self.folder / "logs" / f"{name}.log"
 
     def tail(self, name: str, size: int = 600) -> str:
-        """The end of a process's output."""
-        return self.log(name).read_text(errors="replace")[-size:].strip()
+        """The end of a process's output, in whole lines."""
+        text = self.log(name).read_text(errors="replace")
+        return text[-size:].partition("\n")[2].strip() if len(text) > size else text.strip()
 
     def stop(self) -> None:
         """End every process with SIGTERM; with SIGKILL whatever is left when they have ended, or do not."""
@@ -233,6 +234,8 @@ def _follow(fleet: LocalFleet, notify: Notify) -> None:
                 notify(text)
             if not ended:
                 time.sleep(POLL_SECONDS)
+        if text := internals.log_text(rest):  # a last line without its end
+            notify(text)
 
 
 def free_port() -> int:

@@ -140,6 +140,9 @@ class Step:
             self._lr = self._optimizer.param_groups[0]["lr"] = torch.tensor(settings.lr, device=device)
         self._rows = torch.zeros(batch, dtype=torch.int64, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
+        # cuDNN's dropout draws its state within the step, which would leave the generator unusable.
+        draws = any(isinstance(part, nn.RNNBase) and part.dropout for part in student.modules())
+        self._captures = self._on_gpu and not draws
         self._done = 0
         self.total = torch.zeros((), device=device)  # of the epoch: loss times samples
 
@@ -164,11 +167,24 @@ class Step:
             torch.cuda.current_stream().wait_stream(side)
             self._done += 1
             return
+        if self._graph is None and self._captures:
+            self._capture()
         if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            self._step(self._rows)
+        else:
+            self._graph.replay()
+
+    def _capture(self) -> None:
+        """Make the step a graph, unless the model does what no graph can hold, such as a copy from the host."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
                 self._step(self._rows)
-        self._graph.replay()
+        except RuntimeError:
+            self._captures = False
+            torch.cuda.synchronize()
+        else:
+            self._graph = graph
 
     def _step(self, rows: Tensor) -> None:
         inputs, targets = self._views.batch(rows)

@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cpfl import models
 from cpfl.data.parquet import SUFFIXES, UNREADABLE, open_image
 from cpfl.errors import CpflError, DataError, ModelError, RunFolderError
+from cpfl.models.adapter import Inputs, adapted, mapped
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder, load_global_state, read_summary
 from cpfl.settings import GIVEN, Experiment, Model
@@ -25,21 +26,38 @@ BATCH = 256  # images that are classified at a time
 
 
 class Deployed(nn.Module):
-    """The global model with its normalisation: takes pixel values from 0 to 1, or a table's numbers as they are."""
+    """The global model with its normalisation: takes pixel values from 0 to 1, and everything else as it is."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, model: nn.Module, experiment: Experiment, dimensions: int) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._normalizes = model, bool(experiment.data.mean)
         axes = (-1, *([1] * (dimensions - 1)))
         self.register_buffer("mean", torch.tensor(experiment.data.mean or (0.0,)).view(axes))
         self.register_buffer("std", torch.tensor(experiment.data.std or (1.0,)).view(axes))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs) -> Tensor:
         """Logits of a batch."""
-        return self.model((x - self.mean) / self.std)  # type: ignore[no-any-return]
+        if self._normalizes and isinstance(x, Tensor):
+            x = (x - self.mean) / self.std
+        return self.model(x)  # type: ignore[no-any-return]
+
+
+def example_inputs(about: Mapping[str, Any], count: int) -> Inputs:
+    """Zeros in the form of a run's inputs."""
+    if not about.get("fields"):
+        dtype = torch.int64 if about.get("inputs") == "integers" else torch.float32
+        return torch.zeros(count, *about["shape"], dtype=dtype)
+    found = {one["name"]: torch.zeros(count, *one["shape"], dtype=_dtype(one["dtype"])) for one in about["fields"]}
+    return tuple(found.values()) if about["fields"][0]["name"].isdigit() else found
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name == "bool":
+        return torch.bool
+    return torch.float32 if name.startswith("float") else torch.int64
 
 
 def load_global(path: Path, model: UserModel | None = None, distillation: str = "") -> tuple[Deployed, dict[str, Any]]:
@@ -63,7 +81,7 @@ def load_global(path: Path, model: UserModel | None = None, distillation: str = 
     if model is None and settings.name == GIVEN:
         raise ModelError(f"{path} was run with a model given in Python: export or load it from Python with model=…")
     build = models.factory(settings, shape, about["classes"]) if model is None else user_model_factory(model)
-    module = build()
+    module = adapted(build, example_inputs(about, 2))()
     try:
         module.load_state_dict(load_global_state(source))
     except RuntimeError as error:
@@ -93,19 +111,31 @@ def export(
         "class_names": about.get("class_names"),
         "mean": module.mean.flatten().tolist(),
         "std": module.std.flatten().tolist(),
-        "input": "float32 (batch, …shape); pixel values in 0…1; the ONNX model normalises by itself",
+        "input": _described(about),
         "output": "logits (batch, classes)",
         "run": Path(path).name,
     }
     files.write_json(where / "model.json", facts)
     if onnx:
-        _write_onnx(module, tuple(about["shape"]), where / "model.onnx")
+        _write_onnx(module, example_inputs(about, 2), where / "model.onnx")
     return [where / f"model.{kind}" for kind in ("json", *(["onnx"] if onnx else []), "safetensors")]
 
 
-def _write_onnx(module: Deployed, shape: tuple[int, ...], path: Path) -> None:
-    example = torch.zeros(2, *shape)
+def _described(about: Mapping[str, Any]) -> str:
+    """What model.json says of the inputs."""
+    if fields := about.get("fields"):
+        return ", ".join(
+            f"{one['name']}: {one['dtype']} (batch, {', '.join(map(str, one['shape']))})" for one in fields
+        )
+    if about.get("inputs") == "integers":
+        return "int64 (batch, …shape)"
+    return "float32 (batch, …shape); pixel values in 0…1; the ONNX model normalises by itself"
+
+
+def _write_onnx(module: Deployed, example: Inputs, path: Path) -> None:
     batch = torch.export.Dim("batch")
+    names = list(example) if isinstance(example, dict) else ["x"] if isinstance(example, Tensor) else None
+    sizes = mapped(lambda x: {0: batch}, example)  # type: ignore[arg-type, return-value]
     quiet = logging.getLogger("torch.onnx")
     level = quiet.level
     with warnings.catch_warnings():  # the exporter's deprecations are not the user's
@@ -113,8 +143,8 @@ def _write_onnx(module: Deployed, shape: tuple[int, ...], path: Path) -> None:
         quiet.setLevel(logging.ERROR)
         try:
             program = torch.onnx.export(
-                module, (example,), dynamo=True, verbose=False, dynamic_shapes={"x": {0: batch}},
-                input_names=["x"], output_names=["logits"],
+                module, (example,), dynamo=True, verbose=False, dynamic_shapes={"x": sizes},
+                input_names=names, output_names=["logits"],
             )  # fmt: skip
         except Exception as error:
             raise ModelError(f"the model cannot be written as ONNX: {str(error).splitlines()[0]}") from None

@@ -65,6 +65,8 @@ class About(BaseModel):
     cohort_model_bytes: dict[str, Count]
     fingerprint: dict[str, str]
     shape: list[Size]
+    inputs: str = "numbers"
+    fields: list[dict[str, Any]] = []
     classes: Size
     class_names: list[str] | None
     data_folder: str | None

@@ -26,6 +26,8 @@ def describe(task: Task, data: str | Path | None, engine: str) -> dict[str, Any]
         "engine": engine,
         "data_folder": None if data is None else str(Path(data).absolute()),
         "shape": list(task.data.train.shape),
+        "inputs": task.data.transform.kind,
+        "fields": [{"name": f.name, "dtype": f.dtype, "shape": list(f.shape)} for f in task.data.train.fields],
         "classes": task.data.classes,
         "class_names": class_names(task, data),
         "model_bytes": task.model_bytes,

@@ -11,6 +11,7 @@ from cpfl.settings.types import (
     Count,
     Fraction,
     LearningRate,
+    Listed,
     NoBool,
     Norm,
     NotNegative,
@@ -36,7 +37,7 @@ class Data(Section):
     """Training set: a known set, a folder below a data root, or a path."""
     public: str = "letters"
     """Public set, unlabelled: the cohort models are distilled on it."""
-    public_splits: tuple[str, ...] = ()
+    public_splits: Annotated[tuple[str, ...], Listed] = ()
     """Splits of the public set to use, such as ["train", "extra"]; empty: the set's usual ones."""
     inputs: Literal["auto", "pixels", "numbers", "integers"] = "auto"
     """What samples are: pixels (bytes, scaled to 0 … 1), numbers, or integers such as tokens, which stay integers.
@@ -59,13 +60,13 @@ class Data(Section):
     """Augmentation of training images, and of public images where distillation.augment says "training"."""
     augment_validation: Annotated[bool, When("augment != none")] = False
     """Augment validation images too, as the authors' code does."""
-    mean: tuple[Number, ...] = ()
+    mean: Annotated[tuple[Number, ...], Listed] = ()
     """Mean per channel of values in 0 to 1, for normalization; empty: no normalization."""
-    std: tuple[Number, ...] = ()
+    std: Annotated[tuple[Number, ...], Listed] = ()
     """Standard deviation per channel, for normalization."""
-    public_mean: tuple[Number, ...] | None = None
+    public_mean: Annotated[tuple[Number, ...] | None, Listed] = None
     """The same for the public set; not given: as for the training set."""
-    public_std: tuple[Number, ...] | None = None
+    public_std: Annotated[tuple[Number, ...] | None, Listed] = None
     """The same for the public set; not given: as for the training set."""
     public_fit: Literal["exact", "crop", "resize"] = "exact"
     """How public images get the training images' size; "exact": they must have it."""

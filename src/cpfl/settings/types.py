@@ -67,6 +67,12 @@ def _none_or(smallest: float) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _listed(value: Any) -> Any:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 MOST = 10**9
 """The largest count and the largest number of seconds, hours or bytes: more is a slip."""
 FLOAT32 = 1e38
@@ -85,6 +91,8 @@ LearningRate = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False), NoBoo
 Norm = Annotated[float, Field(ge=0, le=FLOAT32, allow_inf_nan=False), NoBool]
 Count = Annotated[int, Field(ge=1, le=MOST), NoBool]
 OptionalCount = Annotated[int, Field(ge=0, le=MOST), NoBool]
+Listed = BeforeValidator(_listed)
+"""For lists: one value, or texts with commas between them, is a list too."""
 Args = Annotated[dict[str, Any], AfterValidator(_args)]
 """Keyword arguments of the class that another setting names."""
 

@@ -27,7 +27,7 @@ from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots
 from cpfl.settings import GIVEN, Experiment, experiment_file
 from cpfl.sweep.grid import SweepGrid, default_folder, value_of
-from cpfl.task.loading import absolute, given_arrays, load_task
+from cpfl.task.loading import absolute, check_public, given_arrays, load_task
 
 PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public": "public"}
 KILLED = "a process of the sweep was killed during this run: the same command resumes it"
@@ -118,6 +118,7 @@ def sweep(
     else:
         base = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
         base = absolute(experiment_file.with_settings(base, {**(settings or {}), **given}, strict=False))
+        check_public(base, experiment, {*(settings or ()), *(over or ())})
         folder = Path(out) if out is not None else default_folder(base)
         grid = SweepGrid.from_values(base, cohorts, seeds, over or {}, settings)
     if common.get("data") is not None:

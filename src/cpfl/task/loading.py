@@ -1,7 +1,7 @@
 """From what a user names to a task: data sets found or downloaded, arrays checked, everything built once."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from cpfl.data.sources import search_roots
 from cpfl.errors import CpflError, DataError, SettingError
 from cpfl.federation import optimizers
 from cpfl.privacy import label_counts
-from cpfl.settings import Experiment
+from cpfl.settings import GIVEN, Experiment, effects, experiment_file
 from cpfl.task.task import Task, UserModel, build_task
 
 Notify = Callable[[str], None]
@@ -79,6 +79,18 @@ def given_arrays(train: object, test: object, public: object) -> Given:
     return Given(samples[0], samples[1], None if public is None else as_samples(public), names)
 
 
+def check_public(experiment: Experiment, source: object, named: Collection[str]) -> None:
+    """Refuse training data of the user's own beside a public set that nobody chose; `named` are settings on top."""
+    own, public = experiment.data.train == GIVEN, experiment.data.public
+    preset = not isinstance(source, Experiment) and str(source) in experiment_file.presets()
+    chosen = {*named, *(() if preset else effects.given(experiment))}
+    if own and public != GIVEN and "data.public" not in chosen:
+        raise SettingError(
+            f"public is missing: cohort models are distilled on unlabelled inputs like those of train: give public=…, "
+            f"or name a set in data.public (unless named it is {public!r}, which was made for the built-in digits)"
+        )
+
+
 def _pair(pair: object, name: str) -> tuple[Any, ...] | None:
     if pair is not None and (not isinstance(pair, tuple) or len(pair) not in (2, 3)):
         raise CpflError(f"{name} takes a tuple (inputs, labels) or (inputs, labels, columns)")
@@ -107,6 +119,8 @@ def absolute(experiment: Experiment) -> Experiment:
 
 def class_names(task: Task, data: str | Path | None) -> list[str] | None:
     """The names of the classes, where the training set has one for each."""
+    if task.data.class_names:
+        return list(task.data.class_names)
     with suppress(DataError):  # arrays given in Python have no files that could name them
         about = sources.describe(task.experiment.data.train, search_roots(None if data is None else Path(data)))
         names = parquet.class_names(about.path) if about.path and about.format == "parquet" else []

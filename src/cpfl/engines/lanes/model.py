@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cpfl import models
 from cpfl.kernels import layers, recurrent
-from cpfl.models.adapter import Inputs
+from cpfl.models.adapter import Inputs, mapped
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
@@ -43,7 +43,12 @@ class LaneModel:
             if type(part) is nn.Embedding and part.padding_idx is not None:
                 part.__class__ = PaddedEmbedding
         kernels, pair = models.kernel_dtype(device, self._precision), (module, copy.deepcopy(module).eval())
-        self.module, self.eval_module = pair if kernels is None else (layers.fit(one, kernels) for one in pair)
+        if kernels is not None:
+            fitted = layers.fit(pair[0], kernels), layers.fit(pair[1], kernels)
+            inputs = mapped(lambda x: x.to(device), task.data.inputs(2))
+            with models.arithmetic(device, self._precision):
+                pair = fitted if models.takes(fitted[1], inputs) else pair
+        self.module, self.eval_module = pair
         self._constant = {**self.layout.frozen, **self.layout.buffers}
 
     def losses(self, params_LP: Tensor, x: Inputs, y: Tensor) -> Tensor:
