@@ -106,7 +106,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: int | None = None
+        self._handle: int | None = None
         self._about: dict[str, Any] | None = None
 
     @classmethod
@@ -171,9 +171,8 @@ class RunFolder:
         return self
 
     def lock(self, use: str = "trained") -> None:
-        """Be the only process that writes into this folder, for as long as this process lives. What a killed one left
-        half-written goes."""
-        if self._lock is not None:
+        """Be the only process that writes into this folder, for as long as this process lives."""
+        if self._handle is not None:
             return
         handle = os.open(self.path, os.O_RDONLY)
         try:
@@ -181,23 +180,30 @@ class RunFolder:
         except OSError:
             os.close(handle)
             raise RunFolderError(f"{self.path} is being {use} by another process") from None
-        self._lock = handle
+        self._handle = handle
         _LOCKS.add(handle)
+
+    def unlock(self) -> None:
+        """Let others train into it."""
+        if self._handle is not None:
+            _LOCKS.discard(self._handle)
+            os.close(self._handle)
+            self._handle = None
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process left half-written, also in later distillations; the folder is locked."""
         for folder in (".", *FOLDERS):
             for part in (self.path / folder).glob(".*.part"):
-                part.unlink(missing_ok=True)
+                if part.name != ".report.html.part":  # a report is written without a lock
+                    part.unlink(missing_ok=True)
         for other in (self.path / "distillations").glob("*/"):
             with suppress(RunFolderError, OSError):  # it is being distilled, or not ours to write
                 later = RunFolder(other)
                 later.lock()
-                later.unlock()
-
-    def unlock(self) -> None:
-        """Let others train into it."""
-        if self._lock is not None:
-            _LOCKS.discard(self._lock)
-            os.close(self._lock)
-            self._lock = None
+                try:
+                    later.remove_leftovers()
+                finally:
+                    later.unlock()
 
     def experiment(self) -> Experiment:
         """The resolved experiment."""
