@@ -33,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from cpfl.errors import DamagedError, RunFolderError
 from cpfl.models import State
 from cpfl.runs import files, records
+from cpfl.runs.outcome import read_summary
 from cpfl.settings import Experiment, experiment_file
 
 SCHEMA = 3
@@ -80,25 +81,6 @@ class About(BaseModel):
         if any(len(row) != self.classes for row in rows):
             raise ValueError(f"label_counts are not of {self.classes} classes")
         return self
-
-
-class Outcome(BaseModel):
-    """The shape of summary.json."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-    name: str
-    cohorts: Size
-    clients: Size
-    seed: int
-    student_accuracy: float
-    by_cohort: list[dict[str, Any]]
-    teachers: list[Count]
-    hours: float
-    cpu_hours: float
-    comm_gb: float
-    rounds: Count
-    distillation: dict[str, Any] = {}
-    model_checksum: str
 
 
 class RunFolder:
@@ -278,13 +260,6 @@ def _is_leftover(path: Path) -> bool:
     if path.name in FOLDERS:
         return path.is_dir() and not any(path.iterdir())
     return path.name in {"experiment.toml", ".experiment.toml.part", ".run.json.part"}
-
-
-def read_summary(path: Path) -> dict[str, Any]:
-    """The outcome of a run or of a later distillation."""
-    tree = files.read_json(path)
-    files.check_shape(path, Outcome, tree)
-    return tree
 
 
 def load_state(path: Path) -> State:
