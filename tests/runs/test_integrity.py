@@ -191,7 +191,7 @@ def test_changed_evaluations_are_refused(changed: str, tmp_path: Path, unbroken:
         lines[-1] = lines[-1].replace(b'"accuracy":', b'"accuracy":1', 1)
     path.write_bytes(b"".join(lines))
     for use in (api.resume, api.distill):
-        refusal(lambda use=use: use(run, device="cpu"), f"{path} is damaged", NEW_RUN.format(run))  # type: ignore[misc]
+        refusal(lambda use=use: use(run, device="cpu"), f"{path} was changed", NEW_RUN.format(run))  # type: ignore[misc]
 
 
 # Models in the place of others.

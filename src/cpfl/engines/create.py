@@ -116,7 +116,7 @@ class GroupedEngine(Engine):
     def __init__(self, task: Task, create: Callable[[Task], Engine]) -> None:
         self._engines = [(set(cohorts), create(task.for_cohort(cohorts[0]))) for cohorts in cohorts_by_model(task)]
         self.device = self._engines[0][1].device
-        # A resumed run asks for this name: where one model needs the reference engine, it needs it again.
+        # The summary's name for it: reference only where every model needs that engine.
         self.name = next((engine.name for _, engine in self._engines if engine.name != "reference"), "reference")
 
     def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:

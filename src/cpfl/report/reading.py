@@ -68,7 +68,7 @@ class CohortHistory:
                 self._add(line)
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:  # valid JSON of another shape
             reason = f"a record is not that of a round: {type(error).__name__} {error}"
-            raise DamagedError(f"{path} is damaged: {reason[:200]}") from None
+            raise DamagedError(f"{path} is damaged: {reason}") from None
         return self
 
     @property
@@ -80,7 +80,7 @@ class CohortHistory:
     def _add(self, line: Mapping[str, Any]) -> None:
         for key in (*COUNTED, *MEASURED):
             if not (_number(line[key]) and 0 <= line[key] <= LARGEST):
-                raise ValueError(f"{key} is {line[key]!r:.40}")
+                raise ValueError(f"{key} is {line[key]!r}")
         self.rounds, self.clock, self.stop = int(line["round"]), float(line["clock"]), str(line["stop"])
         self.last_samples = int(line["samples"])
         self.samples += self.last_samples
@@ -95,7 +95,7 @@ class CohortHistory:
         if loss is None or not math.isfinite(loss):
             return
         if not _number(loss) or abs(loss) > LARGEST:
-            raise ValueError(f"a loss is {loss!r:.40}")
+            raise ValueError(f"a loss is {loss!r}")
         self._last = (self.clock / 3600, float(loss))
         if self._seen % self._stride == 0:
             self._points.append(self._last)

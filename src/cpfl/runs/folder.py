@@ -30,14 +30,15 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cpfl.errors import DamagedError, RunFolderError
+from cpfl.errors import ChangedError, DamagedError, RunFolderError
 from cpfl.models import State
 from cpfl.runs import files, records
 from cpfl.runs.outcome import read_summary
 from cpfl.settings import Experiment, experiment_file
+from cpfl.settings.types import is_text
 
 SCHEMA = 3
-READERS = {1: "0.1"}  # versions of cpfl that read older schemas
+READERS = {1: "install cpfl 0.1 to read it", 2: "begin a new run: cpfl run {}/experiment.toml --out NEW"}
 FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
 
 _LOCKS: set[int] = set()  # handles of folders that this process trains into
@@ -115,7 +116,7 @@ class RunFolder:
     def check_free(path: Path) -> None:
         """Whether a run could be made here, before any work is done for it."""
         name = str(path)
-        if "\0" in name or name != name.encode(errors="replace").decode():
+        if not is_text(name):
             raise RunFolderError(f"cannot write {name!r}: a name is text without the character NUL")
         with files.explained(path):
             taken = path.exists() and not (path.is_dir() and all(map(_is_leftover, path.iterdir())))
@@ -146,10 +147,7 @@ class RunFolder:
             (self.path / "run.json", about.get("checksum") == files.checksum(about)),
         ):
             if not same:
-                raise RunFolderError(
-                    f"{path} was changed after the run was created: restore it, or begin a new run with these "
-                    f"settings: cpfl run {settings} --out NEW"
-                )
+                raise ChangedError(path, self.path)
         return self
 
     def lock(self, use: str = "trained") -> None:
@@ -200,9 +198,7 @@ class RunFolder:
             if type(schema) is not int:
                 raise DamagedError(f"{path} is damaged: it names no schema")
             if schema != SCHEMA:
-                reader = f"install cpfl {READERS[schema]} to read it" if schema in READERS else "a newer cpfl wrote it"
-                if schema not in READERS and schema < SCHEMA:
-                    reader = f"begin a new run: cpfl run {self.path / 'experiment.toml'} --out NEW"
+                reader = READERS.get(schema, "a newer cpfl wrote it").format(self.path)
                 raise RunFolderError(
                     f"{self.path} has schema {schema}; this version of cpfl reads schema {SCHEMA}: {reader}"
                 )
