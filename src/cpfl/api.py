@@ -226,7 +226,10 @@ def _hardware(
     if isinstance(engine, Engine):
         return cluster, torch_device(cluster.device, engine.name)
     check_engine(engine, workers, cluster)
-    return cluster, torch_device(cluster.device, engine)
+    on_device = torch_device(cluster.device, engine)
+    if engine == "workers" and on_device.type != "cpu":
+        raise SettingError("engine = 'workers' trains on the CPU: set device = 'cpu'")
+    return cluster, on_device
 
 
 def execute(
