@@ -60,7 +60,7 @@ def torch_device(name: str, engine: str = "auto") -> torch.device:
 def resolve_engine(name: str | Engine, task: Task, device: torch.device, notify: Notify) -> str:
     """The engine that trains where this one is asked for.
 
-    `auto` takes lanes on an NVIDIA or AMD GPU, and workers on a CPU. Other devices, and models that cannot train in
+    `auto` takes lanes on a CUDA device and workers on a CPU. Other devices, and models that cannot train in
     lanes, take the reference engine.
     """
     if isinstance(name, Engine):
