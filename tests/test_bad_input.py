@@ -235,8 +235,8 @@ def test_a_broken_experiment(cpfl_command: Command, tmp_path: Path, text: bytes,
 @pytest.mark.parametrize(
     ("speeds", "words"),
     [
-        ((0.0, 6000.0), ("computation = 0.0", "above 0")),
-        ((50.0, -1.0), ("communication = -1.0", "above 0")),
+        ((0.0, 6000.0), ("computation = 0.0", "1e-06 to 1,000,000,000 is allowed")),
+        ((50.0, -1.0), ("communication = -1.0", "0.001 to 1,000,000,000 is allowed")),
         ((float("nan"), 6000.0), ("computation = nan",)),
         ((50.0, float("inf")), ("communication = inf",)),
     ],

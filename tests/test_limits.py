@@ -66,7 +66,7 @@ REFUSED: dict[tuple[str, ...], tuple[str, ...]] = {
     (f"model.args.{'x' * 100_000}=1",): ("mlp", "xxx"),
     (f"devices.trace={'x' * 100_000}",): ("devices.trace = 'xxx",),
     # no text
-    ('name="a\\u0000b"',): ("name = 'a\\x00b'", "no text"),
+    ('name="a\\u0000b"',): ("name = 'a\\x00b'", "should match pattern"),
     ('data.train="\\u0000"',): ("data.train = '\\x00'", "no text"),
     ('model.name="a\\u0000:Net"',): ("model.name = 'a\\x00:Net'", "no text"),
     ('model.args.x="\\u0000"',): ("model.args", "x = '\\x00'", "no text"),
@@ -113,9 +113,15 @@ def test_a_file(cpfl_command: Command, tmp_path: Path, text: str, words: tuple[s
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"name": "\ud800"}, ("name = '\\ud800'", "no text")),
+        ({"name": "\ud800"}, ("name = '\\ud800'", "unicode string")),
         ({"data.public": "\udcff"}, ("data.public = '\\udcff'", "no text")),
-        ({"model.args": {"\udcff": 1}}, ("model.args", "no name of an argument")),
+        ({"data.public_splits": ["train", "\udcff"]}, ("data.public_splits.1 = '\\udcff'", "no text")),
+        ({"data.public_splits": ["a\0b"]}, ("data.public_splits.0 = 'a\\x00b'", "no text")),
+        ({"model.by_cohort": {"0": "a\udcff:b"}}, ("model.by_cohort.0 = 'a\\udcff:b'", "no text")),
+        ({"model.args": {"\udcff": 1}}, ("model.args", "'\\udcff' is no name")),
+        ({"model.args": {"x": {"\udcff": 1}}}, ("model.args.x", "'\\udcff' is no name")),
+        ({"model.args": {"x": {1: 1}}}, ("model.args.x", "1 is no name")),
+        ({"model.args": {"x": [1.0, float("inf")]}}, ("model.args.x.1 = inf", "finite")),
         ({"model.args.x": object()}, ("x is a object", "a file cannot hold")),
         ({"cohorts": 10**5000}, ("cohorts = a value that is too large to be shown",)),
         ({"federation.batch_size": 10**5000}, ("federation.batch_size = a value that is too large to be shown",)),

@@ -311,3 +311,11 @@ def test_sets_of_another_kind_of_number(tmp_path: Path) -> None:
     x, y = rng.integers(0, 256, (120, 1, 8, 8), dtype=np.uint8), np.arange(120) % 3
     with pytest.raises(cpfl.CpflError, match="uint8"):
         cpfl.run("digits", train=(x, y), test=(x.astype(np.float32), y), public=x, settings=SMALL, out=tmp_path / "r")
+
+
+def test_workers_train_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before data are loaded, which may take minutes."""
+    monkeypatch.setattr("cpfl.api.torch_device", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr("cpfl.api.load_task", None)
+    with pytest.raises(cpfl.CpflError, match="trains on the CPU"):
+        cpfl.run("digits", engine="workers", out=tmp_path / "run")

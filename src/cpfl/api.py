@@ -153,7 +153,10 @@ def resume(
     if not engine:  # the one it started with: another one differs by rounding
         engine = folder.engine()
         if engine not in NAMES:
-            raise RunFolderError(f"{folder.path} was started with the engine {engine!r}: resume it with that one")
+            remedy = "resume it from Python with engine=<your object>"
+            if engine == "flower":
+                remedy = "start the Flower app again with the same out"
+            raise RunFolderError(f"{folder.path} was started with the engine {engine!r}: {remedy}")
     cluster, on_device = _hardware(engine, device, workers, cluster)
     callback = callback or Callback()
     task = reload_task(folder, data, model, given_arrays(train, test, public), callback.on_message)
@@ -224,7 +227,10 @@ def _hardware(
     if isinstance(engine, Engine):
         return cluster, torch_device(cluster.device, engine.name)
     check_engine(engine, workers, cluster)
-    return cluster, torch_device(cluster.device, engine)
+    on_device = torch_device(cluster.device, engine)
+    if engine == "workers" and on_device.type != "cpu":
+        raise SettingError("engine = 'workers' trains on the CPU: set device = 'cpu'")
+    return cluster, on_device
 
 
 def execute(
@@ -241,6 +247,7 @@ def execute(
     recorder, summary, engine = RunRecorder(folder, task.experiment, followers), None, Engine()
     folder.lock()
     try:
+        folder.remove_leftovers()
         save_initial_models(folder, task)
         engine = make_engine()
         engine.on_event, engine.on_load = folder.log, partial(_show_load, folder, followers)

@@ -82,6 +82,18 @@ class DamagedError(RunFolderError):
     """A file of a run folder that is not what was written."""
 
 
+class ChangedError(RunFolderError):
+    """A file that decides the outcome of a run, changed by somebody; it is kept, since they may restore it."""
+
+    def __init__(self, path: Path, run: Path) -> None:
+        super().__init__(path, run)  # its pickle calls this again in another process
+
+    def __str__(self) -> str:
+        path, run = self.args
+        remedy = f"restore it, or begin a new run: cpfl run {run / 'experiment.toml'} --out NEW"
+        return shortened(f"{path} was changed after it was written: {remedy}", LONGEST)
+
+
 def first_line(error: Exception) -> str:
     """What another library says is wrong, in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
@@ -99,7 +111,7 @@ def one_sentence(error: Exception | str) -> str:
 
 def shortened(text: str, longest: int) -> str:
     """The text in one line of at most so many characters, without its middle if it has more."""
-    text = " ".join(text.splitlines()) if len(text.splitlines()) > 1 else text
+    text = " ".join(text.splitlines())
     return text if len(text) <= longest else f"{text[: longest * 2 // 3]} … {text[3 - longest // 3 :]}"
 
 

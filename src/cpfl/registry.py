@@ -87,11 +87,8 @@ class Registry(Generic[Base]):
 
     def _argument_problem(self, name: str, kind: type, args: Mapping[str, Any], given: int) -> str:
         """The first argument that is wrong by the signature of the class, in one sentence; empty: none is."""
-        subject, key, parameters = (
-            f"{self.key} = {quoted(name)}",
-            self._args_key,
-            inspect.signature(kind).parameters.values(),
-        )
+        subject, key = f"{self.key} = {quoted(name)}", self._args_key
+        parameters = inspect.signature(kind).parameters.values()
         known = {one.name: one for one in list(parameters)[given:] if one.kind in NAMED}
         takes = f"known: {', '.join(known)}" if known else "it takes no arguments"
         if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):

@@ -121,3 +121,23 @@ def test_one_too_many_is_told_so(server: Server, serve: Serving) -> None:
                 line.sendall(GET)
                 answers = {status(line)}
         assert answers == {200}
+
+
+def test_a_connection_without_a_thread_takes_no_place(
+    server: Server, serve: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no thread could be started, others are answered as soon as one can."""
+    server.connections = 1
+
+    def no_thread(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    near, far = socket.socketpair()
+    with near, far, monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            server.process_request(far, "nobody")
+    serve()
+    with line_to(server) as line:
+        line.sendall(GET)
+        assert status(line) == 200

@@ -101,8 +101,13 @@ def test_an_engine_of_ones_own_must_be_given_again(tmp_path: Path, unbroken: Unb
 
     with pytest.raises(Dies):
         api.run("digits", settings=FEW, out=tmp_path / "run", device="cpu", engine=Mine())
-    refusal(lambda: api.resume(tmp_path / "run", device="cpu"), "'mine'", "resume it with that one")
+    refusal(lambda: api.resume(tmp_path / "run", device="cpu"), "'mine'", "resume it from Python with engine=")
     assert api.resume(tmp_path / "run", device="cpu", engine="reference").summary["engine"] == ReferenceEngine.name
+
+
+def test_a_fleet_continues_its_run_itself(trained: Path) -> None:
+    edit(trained / "run.json", lambda about: about.update(engine="flower"), sealed=True)
+    refusal(lambda: api.resume(trained, device="cpu"), "'flower'", "start the Flower app again with the same out")
 
 
 # Changed text.
@@ -186,7 +191,7 @@ def test_changed_evaluations_are_refused(changed: str, tmp_path: Path, unbroken:
         lines[-1] = lines[-1].replace(b'"accuracy":', b'"accuracy":1', 1)
     path.write_bytes(b"".join(lines))
     for use in (api.resume, api.distill):
-        refusal(lambda use=use: use(run, device="cpu"), f"{path} is damaged", NEW_RUN.format(run))  # type: ignore[misc]
+        refusal(lambda use=use: use(run, device="cpu"), f"{path} was changed", NEW_RUN.format(run))  # type: ignore[misc]
 
 
 # Models in the place of others.
@@ -369,6 +374,20 @@ def test_half_written_files_go(trained: Path) -> None:
     api.resume(trained, device="cpu")
     assert list(trained.rglob("*.part")) == [busy.path / ".epochs.jsonl.part"]  # its process may still need it
     busy.unlock()
+
+
+def test_a_report_that_is_being_written_stays_whole(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report writes into the run folder without its lock, while the run is resumed."""
+    replace = Path.replace
+
+    def meanwhile(self: Path, target: Path) -> Path:
+        if target.suffix == ".html":
+            api.resume(trained, device="cpu")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    files.write_atomic(trained / "report.html", b"whole")
+    assert (trained / "report.html").read_bytes() == b"whole"
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800b", "\udcff"])

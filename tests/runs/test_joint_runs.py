@@ -19,7 +19,7 @@ import cpfl
 from cpfl import api
 from cpfl.data.given import Given
 from cpfl.distillation.evaluation import EVALUATORS
-from cpfl.errors import DamagedError
+from cpfl.errors import RunFolderError
 from cpfl.federation import stopping
 from cpfl.report import tables
 from cpfl.runs import files, records
@@ -281,7 +281,7 @@ def test_damaged_evaluations_are_refused(tmp_path: Path, unbroken: Unbroken) -> 
         for newest in path.glob("checkpoints/*-round-000012.safetensors"):  # each resumes from the phase before
             newest.unlink()
         (path / "evaluations.jsonl").write_bytes(content)
-        with pytest.raises(DamagedError, match=words):
+        with pytest.raises(RunFolderError, match=words):
             api.resume(path, device="cpu")
 
 

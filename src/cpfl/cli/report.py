@@ -32,8 +32,8 @@ def list_runs(
 
 def _later(path: Path) -> list[dict[str, Any]]:
     """Rows for the later distillations of a run."""
-    from cpfl.report.reading import READ_ERRORS, check_results, damage
-    from cpfl.runs import files
+    from cpfl.report.reading import READ_ERRORS, damage
+    from cpfl.runs.outcome import read_summary
 
     rows = []
     try:
@@ -43,8 +43,7 @@ def _later(path: Path) -> list[dict[str, Any]]:
     for file in found_files:
         row = {**dict.fromkeys(("cohorts", "seed", "rounds", "hours", "student_accuracy")), "path": str(file.parent)}
         try:
-            found = files.read_json(file)
-            check_results(file, found)
+            found = read_summary(file)
             rows.append({**row, **{key: found[key] for key in row.keys() & found.keys()}, "state": "distilled again"})
         except READ_ERRORS as error:
             rows.append({**row, "state": f"damaged: {damage(error)}"})

@@ -170,12 +170,9 @@ def _view(as_json: bool, experiment: Experiment, epochs: int | None = None) -> R
 
 def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
     """Print a run's summary as text or JSON."""
-    from cpfl.report.reading import check_results
-
     if as_json:
         options.show_json({**summary, "path": path})
         return
-    check_results(path / "summary.json", summary)  # that of a run which was finished before may have been changed
     several = len(summary["teachers"]) > 1
     teachers = f"{summary['teacher_accuracy_mean']:.2f} ± {summary['teacher_accuracy_std']:.2f} %"
     lines = [
@@ -185,11 +182,11 @@ def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
         ("CPU time", f"{summary['cpu_hours']:.2f} h"),
         ("traffic", f"{summary['comm_gb']:.3f} GB"),
         ("rounds", f"{summary['rounds']:,}"),
-        *([("distilled in", f"{summary.get('distill_seconds', 0.0):.1f} s")] if several else []),
+        *([("distilled in", f"{summary['distill_seconds']:.1f} s")] if several else []),
     ]
-    if summary.get("wasted_cpu_hours"):
+    if summary["wasted_cpu_hours"]:
         share = summary["wasted_cpu_hours"] / (summary["cpu_hours"] or math.inf)
-        again = f", {summary['repeats']:,} rounds were repeated" if summary.get("repeats") else ""
+        again = f", {summary['repeats']:,} rounds were repeated" if summary["repeats"] else ""
         lines.append(("wasted", f"{summary['wasted_cpu_hours']:.2f} h of the CPU time ({share:.0%}){again}"))
     if summary["cut_off"]:
         cohorts = f"{summary['cut_off']} cohort{'s' * (summary['cut_off'] > 1)}"

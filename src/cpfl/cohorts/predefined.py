@@ -1,6 +1,7 @@
 """Assignment that is given: by a value that every client has, or client by client in a csv file."""
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from cpfl.errors import DataError, SettingError
 from cpfl.registry import did_you_mean
 
 COLUMNS = ("client", "cohort")
-DIGITS = 19  # a number of so many is none of ours, and Python refuses to read one of thousands
+NUMBER = re.compile("[0-9]{1,18}")  # one with more digits is none of ours, and Python refuses to read thousands
 
 
 class FromColumn(CohortAssignment):
@@ -53,9 +54,9 @@ class FromCsv(CohortAssignment):
         path, count = self.path, clients.count
         name_of: dict[int, str] = {}
         for line, client, cohort in _rows(path):
-            number = int(client) if client.isascii() and client.isdigit() and len(client) < DIGITS else -1
+            number = int(client) if NUMBER.fullmatch(client) else -1
             if not 0 <= number < count:
-                raise DataError(f"line {line} of {path} names client {client!r:.80}: clients are 0 to {count - 1}")
+                raise DataError(f"line {line} of {path} names client {client!r}: clients are 0 to {count - 1}")
             if number in name_of:
                 raise DataError(f"line {line} of {path} names client {number} again: each belongs to one cohort")
             if not cohort:
@@ -67,7 +68,7 @@ class FromCsv(CohortAssignment):
         names = set(name_of.values())
         if len(names) != cohorts:
             raise SettingError(f"{path} has {len(names)} cohorts and cohorts = {cohorts}: set cohorts={len(names)}")
-        numbers = all(name.isascii() and name.isdigit() and len(name) < DIGITS for name in names)
+        numbers = all(map(NUMBER.fullmatch, names))
         ordered = sorted(names, key=lambda name: (int(name) if numbers else 0, name))
         rank = {name: cohort for cohort, name in enumerate(ordered)}
         return [rank[name_of[k]] for k in range(count)]

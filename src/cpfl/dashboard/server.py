@@ -74,7 +74,12 @@ class Server(socketserver.ThreadingTCPServer):
             full = self._open >= self.connections
             self._open += not full
         if not full:
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except Exception:  # no thread could be started: nothing else ends this connection
+                with self._counting:
+                    self._open -= 1
+                raise
             return
         request.settimeout(0)  # nobody waits for one who is refused
         with contextlib.suppress(OSError):

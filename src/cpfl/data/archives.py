@@ -201,7 +201,7 @@ def _leaf_users(file: Path) -> Iterator[tuple[str, NDArray[np.float32], NDArray[
                 continue
             images = images.reshape(len(images), -1)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            raise DataError(f"{has} no even lists x and y: {first_line(error)[:200]}") from error
+            raise DataError(f"{has} no even lists x and y: {first_line(error)}") from error
         if len(images) != len(labels) or images.shape[1] != LEAF_SIDE**2:
             raise DataError(
                 f"{has} {len(images)} images of {images.shape[1]} values and {len(labels)} labels: "

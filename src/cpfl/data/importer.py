@@ -11,6 +11,7 @@ from cpfl.data.parquet import SUFFIXES, UNREADABLE, decode_image
 from cpfl.data.sources import is_path
 from cpfl.errors import DataError, first_line
 from cpfl.scratch import scratch_folder
+from cpfl.settings.types import is_text
 
 LAYOUT = "train/<label>/<image> and optionally test/<label>/<image>, or images without label folders"
 BATCH = 4096  # images in memory at a time
@@ -22,7 +23,7 @@ Images = list[tuple[Path, str | None]]
 def import_folder(source: Path, name: str, root: Path) -> Path:
     """Write `<root>/<name>/` from a folder of images, whole or not at all; returns that folder."""
     target = root / name
-    if not name or is_path(name) or not _is_text(name):
+    if not name or is_path(name) or not is_text(name):
         raise DataError(f"'{name}' cannot be a set's name: a plain folder name is allowed")
     if name in CATALOGUE:
         raise DataError(f"'{name}' is the name of a known set: choose one that is not among {', '.join(CATALOGUE)}")
@@ -37,7 +38,7 @@ def import_folder(source: Path, name: str, root: Path) -> Path:
     except OSError as error:
         raise DataError(f"{error.filename or source} cannot be read: {error.strerror}") from error
     for image, _ in [image for images in found.values() for image in images]:
-        if not _is_text(str(image.relative_to(source))):
+        if not is_text(str(image.relative_to(source))):
             raise DataError(f"{image} has a name that is no text (UTF-8): rename it")
     if not found["train"]:
         raise DataError(f"{source} holds no images ({', '.join(SUFFIXES)}): {LAYOUT} is expected there")
@@ -52,11 +53,6 @@ def import_folder(source: Path, name: str, root: Path) -> Path:
     except OSError as error:
         raise DataError(f"{target} cannot be written: {first_line(error)}") from error
     return target
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name can be written as UTF-8, without the character NUL."""
-    return "\0" not in name and name == name.encode(errors="replace").decode()
 
 
 def _images(folder: Path) -> Images:

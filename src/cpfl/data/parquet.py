@@ -168,17 +168,16 @@ def _read_columns(files: Sequence[Path], names: Sequence[str]) -> pa.Table:
 
 
 def cached(files: Sequence[Path], decode: Callable[[], Array], limit: int = 0) -> Array:
-    """What `decode` makes of these files, or of their first rows: from the cache if it holds that or more, else decoded
-    and cached."""
+    """What `decode` makes of these files, or of their first rows, which is kept for the next time."""
     contents = "".join([DECODER, *(f"\n{file.name} {file.stat().st_size} {file_digest(file)}" for file in files)])
-    for part in dict.fromkeys(("", f"\nfirst {limit}" if limit else "")):  # all rows do for the first ones too
-        key = hashlib.sha256(os.fsencode(contents + part)).hexdigest()
-        images = cache_folder() / "decoded" / f"{key}.npy"
-        checksum = images.with_suffix(".sha256")
-        with suppress(OSError, ValueError):
-            if file_digest(images) == checksum.read_text().strip():
-                # Copy on write: callers get an array like any other, and the file stays as it is.
-                return np.asarray(np.load(images, mmap_mode="c", allow_pickle=False)[: limit or None])
+    # The first rows have an entry of their own: in the whole set's they may be colour because of later ones.
+    key = hashlib.sha256(os.fsencode(contents + (f"\nfirst {limit}" if limit else ""))).hexdigest()
+    images = cache_folder() / "decoded" / f"{key}.npy"
+    checksum = images.with_suffix(".sha256")
+    with suppress(OSError, ValueError):
+        if file_digest(images) == checksum.read_text().strip():
+            # Copy on write: callers get an array like any other, and the file stays as it is.
+            return np.asarray(np.load(images, mmap_mode="c", allow_pickle=False))
     decoded = decode()
     with suppress(OSError):
         images.parent.mkdir(parents=True, exist_ok=True)

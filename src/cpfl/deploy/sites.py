@@ -179,10 +179,10 @@ def _write_folder(path: Path, task: Task, sites: Sequence[SiteResult]) -> RunFol
     folder = RunFolder.create(path, task.experiment, about)
     save_initial_models(folder, task)
     for cohort, site in enumerate(sites):
-        first, path = task.cohorts[cohort][0], folder.rounds(cohort)
+        first, rounds = task.cohorts[cohort][0], folder.rounds(cohort)
         numbers = {"cohort": cohort, "round": len(site.records), "best_round": 0}
-        records.append(path, *(_renumbered(record, cohort, first) for record in site.records))
-        files.save_tensors(folder.teacher(cohort), site.model, {**numbers, **records.RunningDigest(path).facts})
+        records.append(rounds, *(_renumbered(record, cohort, first) for record in site.records))
+        files.save_tensors(folder.teacher(cohort), site.model, {**numbers, **records.RunningDigest(rounds).facts})
     return folder
 
 

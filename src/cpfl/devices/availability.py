@@ -167,10 +167,8 @@ def read(path: Path) -> list[AvailabilitySchedule]:
         tree = json.loads(path.read_text(encoding="utf-8"))
         schedules = [_schedule(row, f"user {user} of the availability trace {path}") for user, row in tree.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        reason = first_line(error)[:200]
-        raise DataError(
-            f"the availability trace {path} is not FedScale's json of active, inactive and finish_time: {reason}"
-        ) from None
+        what = "FedScale's json of active, inactive and finish_time"
+        raise DataError(f"the availability trace {path} is not {what}: {first_line(error)}") from None
     if not schedules:
         raise DataError(f"the availability trace {path} has no users")
     return schedules

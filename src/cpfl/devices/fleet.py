@@ -69,7 +69,7 @@ def read_trace(path: Path) -> tuple[Speeds, Speeds]:
     for device, *speeds in rows:
         for (key, least), value in zip(LEAST.items(), speeds, strict=True):
             if not least <= value <= MOST:
-                allowed = f"it must be above 0, {least:g} to {MOST:,}"
+                allowed = f"{least:g} to {MOST:,} is allowed"
                 raise DataError(f"device {device} of the trace {path} has {key} = {value}: {allowed}")
     _, compute_ms, network_kbps = zip(*rows, strict=True)
     return np.array(compute_ms), np.array(network_kbps)
@@ -91,7 +91,7 @@ def _read_csv(path: Path) -> list[tuple[str, float, float]]:
                 for line, row in enumerate(reader, 1)
             ]
     except (ValueError, TypeError, csv.Error) as error:
-        raise DataError(f"the device trace {path} is not a csv of numbers: {first_line(error)[:200]}") from None
+        raise DataError(f"the device trace {path} is not a csv of numbers: {first_line(error)}") from None
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -110,4 +110,4 @@ def _read_pickle(path: Path) -> list[tuple[str, float, float]]:
             tree = _PlainUnpickler(file).load()
         return [(str(device), float(row["computation"]), float(row["communication"])) for device, row in tree.items()]
     except Exception as error:  # a hostile or truncated pickle can raise anything
-        raise DataError(f"the device trace {path} is not FedScale's pickle: {first_line(error)[:200]}") from None
+        raise DataError(f"the device trace {path} is not FedScale's pickle: {first_line(error)}") from None

@@ -58,15 +58,13 @@ def torch_device(name: str, engine: str = "auto") -> torch.device:
 def resolve_engine(name: str | Engine, task: Task, device: torch.device, notify: Notify) -> str:
     """The engine that trains where this one is asked for.
 
-    `auto` takes lanes where there is a GPU, else workers on all cores. Models that cannot train in lanes take the
-    reference engine.
+    `auto` takes lanes on a CUDA device and workers on a CPU. Other devices, and models that cannot train in
+    lanes, take the reference engine.
     """
     if isinstance(name, Engine):
         return name.name
     if name == "auto":
-        name = "lanes" if device.type == "cuda" else "workers"
-    if name == "workers" and device.type != "cpu":
-        raise SettingError("engine = 'workers' trains on the CPU: set device = 'cpu'")
+        name = {"cuda": "lanes", "cpu": "workers"}.get(device.type, "reference")
     if name != "lanes":
         return name
     reasons = [why_not_lanes(task.for_cohort(cohorts[0]), device) for cohorts in cohorts_by_model(task)]
@@ -114,7 +112,7 @@ class GroupedEngine(Engine):
     def __init__(self, task: Task, create: Callable[[Task], Engine]) -> None:
         self._engines = [(set(cohorts), create(task.for_cohort(cohorts[0]))) for cohorts in cohorts_by_model(task)]
         self.device = self._engines[0][1].device
-        # A resumed run asks for this name: where one model needs the reference engine, it needs it again.
+        # The summary's name for it: reference only where every model needs that engine.
         self.name = next((engine.name for _, engine in self._engines if engine.name != "reference"), "reference")
 
     def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:

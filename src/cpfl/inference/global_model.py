@@ -18,7 +18,8 @@ from cpfl.data.parquet import SUFFIXES, UNREADABLE, open_image
 from cpfl.errors import CpflError, DataError, ModelError, RunFolderError
 from cpfl.models.adapter import Inputs, adapted, mapped
 from cpfl.runs import files
-from cpfl.runs.folder import RunFolder, load_global_state, read_summary
+from cpfl.runs.folder import RunFolder, load_global_state
+from cpfl.runs.outcome import read_summary
 from cpfl.settings import GIVEN, Experiment, Model
 from cpfl.task.task import UserModel, user_model_factory
 

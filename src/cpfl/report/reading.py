@@ -8,18 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, NamedTuple
 
 from cpfl.errors import CpflError, DamagedError, RunFolderError, one_sentence
-from cpfl.runs import files, records
+from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
+from cpfl.runs.outcome import LARGEST, read_summary
 from cpfl.settings import Experiment
 from cpfl.settings.types import hours
 
-ACCURACIES = ("teacher_accuracy_mean", "teacher_accuracy_std", "ensemble_accuracy", "student_accuracy")
-MEASURES = (*ACCURACIES, "hours", "cpu_hours", "comm_gb", "rounds")
 EVALUATED = ("round", "cpu_hours", "accuracy")  # numbers of every line of evaluations.jsonl
 LONGEST = 2048  # points of a curve: more than a screen is wide
 DEPTH = 2  # levels below a folder at which its runs are found
@@ -27,61 +24,8 @@ DEPTH = 2  # levels below a folder at which its runs are found
 READ_ERRORS = (CpflError, OSError, KeyError, TypeError, IndexError, AttributeError, ValueError, ArithmeticError)
 Point = tuple[float, float]  # virtual hours, loss
 
-LARGEST = 1e15  # of any number that is shown
 COUNTED = ("round", "samples", "bytes", "slowest")  # numbers of every record, not negative
 MEASURED = ("clock", "cpu_seconds", "seconds")
-Percent = Annotated[float, Field(ge=0, le=100)]
-Amount = Annotated[float, Field(ge=0, le=LARGEST)]
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
-
-
-class Shape(BaseModel):
-    """Of a part of summary.json that is shown."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class CohortResult(Shape):
-    """An entry of by_cohort."""
-
-    cohort: Count
-    rounds: Count
-    hours: Amount
-    stop: str
-
-
-class Moment(Shape):
-    """When a later distillation took its models."""
-
-    at: str
-    quorum: Annotated[float, Field(gt=0, le=1)]
-
-
-class Results(Shape):
-    """The outcome of a run or of a later distillation."""
-
-    cohorts: Annotated[int, Field(ge=1, le=LARGEST)]
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
-    teacher_accuracy_mean: Percent
-    teacher_accuracy_std: Percent
-    ensemble_accuracy: Percent
-    student_accuracy: Percent
-    hours: Amount
-    cpu_hours: Amount
-    comm_gb: Amount
-    rounds: Count
-    cut_off: Count
-    teachers: Annotated[list[Count], Field(min_length=1)]
-    repeats: Count = 0
-    wasted_cpu_hours: Amount = 0.0
-    wall_seconds: Amount = 0.0
-    distill_seconds: Amount = 0.0
-
-
-class RunResults(Results):
-    """The outcome of a run, with that of its cohorts."""
-
-    by_cohort: list[CohortResult]
 
 
 class Cohort(NamedTuple):
@@ -124,7 +68,7 @@ class CohortHistory:
                 self._add(line)
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:  # valid JSON of another shape
             reason = f"a record is not that of a round: {type(error).__name__} {error}"
-            raise DamagedError(f"{path} is damaged: {reason[:200]}") from None
+            raise DamagedError(f"{path} is damaged: {reason}") from None
         return self
 
     @property
@@ -136,7 +80,7 @@ class CohortHistory:
     def _add(self, line: Mapping[str, Any]) -> None:
         for key in (*COUNTED, *MEASURED):
             if not (_number(line[key]) and 0 <= line[key] <= LARGEST):
-                raise ValueError(f"{key} is {line[key]!r:.40}")
+                raise ValueError(f"{key} is {line[key]!r}")
         self.rounds, self.clock, self.stop = int(line["round"]), float(line["clock"]), str(line["stop"])
         self.last_samples = int(line["samples"])
         self.samples += self.last_samples
@@ -151,7 +95,7 @@ class CohortHistory:
         if loss is None or not math.isfinite(loss):
             return
         if not _number(loss) or abs(loss) > LARGEST:
-            raise ValueError(f"a loss is {loss!r:.40}")
+            raise ValueError(f"a loss is {loss!r}")
         self._last = (self.clock / 3600, float(loss))
         if self._seen % self._stride == 0:
             self._points.append(self._last)
@@ -205,7 +149,7 @@ class RunFacts:
         """Under the stopping rule joint: every evaluation of the ensemble of all cohort models."""
         path = self.folder.evaluations()
         lines = records.read(path)
-        if not all(isinstance(line, dict) and all(_finite(line.get(key)) for key in EVALUATED) for line in lines):
+        if not all(_finite(line.get(key)) for line in lines for key in EVALUATED):
             raise DamagedError(f"{path} is damaged: a line lacks {', '.join(EVALUATED)}")
         return lines
 
@@ -217,11 +161,9 @@ class RunFacts:
         own = self.experiment.distillation.model_dump()
         found = [(self.summary, own)]
         for path in sorted((self.folder.path / "distillations").glob("*/summary.json")):
-            summary = files.read_json(path)
+            summary = read_summary(path)
             settings = summary.get("distillation")
-            if isinstance(settings, dict) and own | {key: settings.get(key) for key in ("at", "quorum")} == settings:
-                check_results(path, summary)
-                files.check_shape(path, Moment, settings)
+            if settings and own | {key: settings[key] for key in ("at", "quorum")} == settings:
                 found.append((summary, settings))
         return [
             Student(s["student_accuracy"], s["hours"], hours(d["at"]) if d["at"] else None, d["quorum"])
@@ -270,9 +212,6 @@ def read(path: Path) -> RunFacts:
     if not (path / "experiment.toml").is_file():
         raise DamagedError(f"{path / 'experiment.toml'} is missing")
     run = RunFacts(folder, folder.experiment(), folder.about(), folder.summary())
-    if run.summary is not None:
-        check_results(path / "summary.json", run.summary)
-        files.check_shape(path / "summary.json", RunResults, run.summary)
     _check_published(path / "run.json", run.about.get("published"))
     return run
 
@@ -311,14 +250,6 @@ def _check_published(path: Path, carried: Any) -> None:
     rows = [row for rows in lists for row in (rows if isinstance(rows, list) else [None])]
     if not all(isinstance(row, dict) and "n" in row and all(map(_finite, row.values())) for row in rows):
         raise DamagedError(f"{path} is damaged: published is not of the form by_n = [{{n, …}}], at = [{{n, …}}]")
-
-
-def check_results(path: Path, summary: Mapping[str, Any]) -> None:
-    """Refuse an outcome that could not be shown: another type, or a number out of its range."""
-    for key in (*MEASURES, "cohorts", "seed", "cut_off"):
-        if not _number(summary.get(key)) or not math.isfinite(summary[key]):
-            raise DamagedError(f"{path} is damaged: {key} is {summary.get(key)!r:.80}, not a number")
-    files.check_shape(path, Results, summary)
 
 
 def _number(value: Any) -> bool:

@@ -10,11 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from cpfl.errors import printable
-from cpfl.report.reading import MEASURES, READ_ERRORS, damage, find_runs, read
+from cpfl.report.reading import READ_ERRORS, damage, find_runs, read
 from cpfl.report.style import FIGURES, Row
 
 WIDE = 108  # characters of a terminal that shows every column
 WASTED = "wasted_cpu_hours"
+ACCURACIES = ("teacher_accuracy_mean", "teacher_accuracy_std", "ensemble_accuracy", "student_accuracy")
+MEASURES = (*ACCURACIES, "hours", "cpu_hours", "comm_gb", "rounds")
 LISTED = ("path", "name", "cohorts", "clients", "seed", "state", "rounds", "hours", "student_accuracy")
 
 

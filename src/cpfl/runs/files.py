@@ -93,7 +93,7 @@ def check_shape(path: Path, shape: type[BaseModel], tree: object) -> None:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(map(str, first["loc"])) or "it"
         reason = f"it lacks {key}" if first["type"] == "missing" else f"{key}: {first['msg']}"
-        raise DamagedError(f"{path} is damaged: {reason[:200]}") from None
+        raise DamagedError(f"{path} is damaged: {reason}") from None
 
 
 def checksum(tree: Mapping[str, Any]) -> str:
@@ -118,21 +118,28 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str
     return digest
 
 
-def load_tensors(path: Path, checksum: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What save_tensors wrote; anything cut short or changed is refused, and a file that was written as another one.
-
-    `checksum`: the one that another file says it has.
-    """
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of save_tensors; one that cannot be read or is damaged is one sentence."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+            yield file
     except FileNotFoundError:
         raise RunFolderError(f"{path} is missing") from None
     except OSError as error:  # an error of the disk, not of the file: nothing may be deleted because of it
         raise RunFolderError(f"cannot read {path}: {error}") from None
     except Exception as error:  # safetensors has no common error for damaged files
-        raise DamagedError(f"{path} is damaged: {error}") from None
+        raise DamagedError(f"{path} is damaged: {first_line(error)}") from None
+
+
+def load_tensors(path: Path, checksum: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What save_tensors wrote; anything cut short or changed is refused, and a file that was written as another one.
+
+    `checksum`: the one that another file says it has.
+    """
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
     digest, _, text = metadata.get(ENTRY, "").partition(" ")
     if _digest(tensors, text) != digest:
         raise DamagedError(f"{path} is damaged: its checksum does not match")
@@ -146,15 +153,8 @@ def load_tensors(path: Path, checksum: str = "") -> tuple[dict[str, Tensor], dic
 
 def read_numbers(path: Path) -> dict[str, Any]:
     """The numbers alone, without reading tensors; nothing says that they are sound."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            numbers = json.loads((file.metadata() or {}).get(ENTRY, "").partition(" ")[2])
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing") from None
-    except OSError as error:
-        raise RunFolderError(f"cannot read {path}: {error}") from None
-    except Exception as error:  # safetensors has no common error for damaged files
-        raise DamagedError(f"{path} is damaged: {first_line(error)}") from None
+    with _opened(path) as file:
+        numbers = json.loads((file.metadata() or {}).get(ENTRY, "").partition(" ")[2])
     return numbers if isinstance(numbers, dict) else {}
 
 

@@ -30,13 +30,15 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cpfl.errors import DamagedError, RunFolderError
+from cpfl.errors import ChangedError, DamagedError, RunFolderError
 from cpfl.models import State
 from cpfl.runs import files, records
+from cpfl.runs.outcome import read_summary
 from cpfl.settings import Experiment, experiment_file
+from cpfl.settings.types import is_text
 
 SCHEMA = 3
-READERS = {1: "0.1"}  # versions of cpfl that read older schemas
+READERS = {1: "install cpfl 0.1 to read it", 2: "begin a new run: cpfl run {}/experiment.toml --out NEW"}
 FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
 
 _LOCKS: set[int] = set()  # handles of folders that this process trains into
@@ -84,31 +86,12 @@ class About(BaseModel):
         return self
 
 
-class Outcome(BaseModel):
-    """The shape of summary.json."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-    name: str
-    cohorts: Size
-    clients: Size
-    seed: int
-    student_accuracy: float
-    by_cohort: list[dict[str, Any]]
-    teachers: list[Count]
-    hours: float
-    cpu_hours: float
-    comm_gb: float
-    rounds: Count
-    distillation: dict[str, Any] = {}
-    model_checksum: str
-
-
 class RunFolder:
     """Paths and contents of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: int | None = None
+        self._handle: int | None = None
         self._about: dict[str, Any] | None = None
 
     @classmethod
@@ -135,7 +118,7 @@ class RunFolder:
     def check_free(path: Path) -> None:
         """Whether a run could be made here, before any work is done for it."""
         name = str(path)
-        if "\0" in name or name != name.encode(errors="replace").decode():
+        if not is_text(name):
             raise RunFolderError(f"cannot write {name!r}: a name is text without the character NUL")
         with files.explained(path):
             taken = path.exists() and not (path.is_dir() and all(map(_is_leftover, path.iterdir())))
@@ -166,16 +149,12 @@ class RunFolder:
             (self.path / "run.json", about.get("checksum") == files.checksum(about)),
         ):
             if not same:
-                raise RunFolderError(
-                    f"{path} was changed after the run was created: restore it, or begin a new run with these "
-                    f"settings: cpfl run {settings} --out NEW"
-                )
+                raise ChangedError(path, self.path)
         return self
 
     def lock(self, use: str = "trained") -> None:
-        """Be the only process that writes into this folder, for as long as this process lives. What a killed one left
-        half-written goes."""
-        if self._lock is not None:
+        """Be the only process that writes into this folder, for as long as this process lives."""
+        if self._handle is not None:
             return
         handle = os.open(self.path, os.O_RDONLY)
         try:
@@ -183,23 +162,30 @@ class RunFolder:
         except OSError:
             os.close(handle)
             raise RunFolderError(f"{self.path} is being {use} by another process") from None
-        self._lock = handle
+        self._handle = handle
         _LOCKS.add(handle)
+
+    def unlock(self) -> None:
+        """Let others train into it."""
+        if self._handle is not None:
+            _LOCKS.discard(self._handle)
+            os.close(self._handle)
+            self._handle = None
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process left half-written, also in later distillations; the folder is locked."""
         for folder in (".", *FOLDERS):
             for part in (self.path / folder).glob(".*.part"):
-                part.unlink(missing_ok=True)
+                if part.name != ".report.html.part":  # a report is written without a lock
+                    part.unlink(missing_ok=True)
         for other in (self.path / "distillations").glob("*/"):
             with suppress(RunFolderError, OSError):  # it is being distilled, or not ours to write
                 later = RunFolder(other)
                 later.lock()
-                later.unlock()
-
-    def unlock(self) -> None:
-        """Let others train into it."""
-        if self._lock is not None:
-            _LOCKS.discard(self._lock)
-            os.close(self._lock)
-            self._lock = None
+                try:
+                    later.remove_leftovers()
+                finally:
+                    later.unlock()
 
     def experiment(self) -> Experiment:
         """The resolved experiment."""
@@ -214,9 +200,7 @@ class RunFolder:
             if type(schema) is not int:
                 raise DamagedError(f"{path} is damaged: it names no schema")
             if schema != SCHEMA:
-                reader = f"install cpfl {READERS[schema]} to read it" if schema in READERS else "a newer cpfl wrote it"
-                if schema not in READERS and schema < SCHEMA:
-                    reader = f"begin a new run: cpfl run {self.path / 'experiment.toml'} --out NEW"
+                reader = READERS.get(schema, "a newer cpfl wrote it").format(self.path)
                 raise RunFolderError(
                     f"{self.path} has schema {schema}; this version of cpfl reads schema {SCHEMA}: {reader}"
                 )
@@ -274,13 +258,6 @@ def _is_leftover(path: Path) -> bool:
     if path.name in FOLDERS:
         return path.is_dir() and not any(path.iterdir())
     return path.name in {"experiment.toml", ".experiment.toml.part", ".run.json.part"}
-
-
-def read_summary(path: Path) -> dict[str, Any]:
-    """The outcome of a run or of a later distillation."""
-    tree = files.read_json(path)
-    files.check_shape(path, Outcome, tree)
-    return tree
 
 
 def load_state(path: Path) -> State:

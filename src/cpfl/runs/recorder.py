@@ -30,7 +30,7 @@ class RunRecorder:
     ) -> None:
         self.folder, self.callback, self._experiment = folder, callback, experiment
         self.results = results or folder.path
-        self._lock = folder if results is None else RunFolder(results)
+        self._written = folder if results is None else RunFolder(results)  # locked while it is written
         self._training: dict[str, float] = {}  # seconds, also before resumes, and samples trained on
         self._teachers: Teachers | None = None
         self._distilling_since = 0.0
@@ -80,14 +80,16 @@ class RunRecorder:
             self.callback.on_message(f"no cohort has a snapshot before {moment}: these teachers are untrained")
         with files.explained(self.results):
             (self.results / "models").mkdir(parents=True, exist_ok=True)
-        self._lock.lock("distilled")
+        if self._written is not self.folder:
+            self._written.lock("distilled")
+            self._written.remove_leftovers()
         (self.results / "summary.json").unlink(missing_ok=True)  # it must never describe another model
         records.truncate(self.results / "epochs.jsonl", 0)
         return chosen
 
     def unlock(self) -> None:
         """Let others write the results."""
-        self._lock.unlock()
+        self._written.unlock()
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Record an epoch of the student."""

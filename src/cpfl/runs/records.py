@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpfl.errors import DamagedError, RunFolderError
+from cpfl.errors import ChangedError, DamagedError
 from cpfl.runs.files import explained
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
@@ -74,8 +74,7 @@ def parse(path: Path, content: bytes) -> list[dict[str, Any]]:
 
 def seal(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with a checksum of itself and of all lines before it, as the next line of a sealed file."""
-    content = path.read_bytes() if path.is_file() else b""
-    return {**record, "checksum": hashlib.sha256(content + encode(record)).hexdigest()}
+    return {**record, "checksum": RunningDigest(path).add(encode(record))["records_checksum"]}
 
 
 def read_sealed(path: Path) -> list[dict[str, Any]]:
@@ -83,24 +82,13 @@ def read_sealed(path: Path) -> list[dict[str, Any]]:
     content = path.read_bytes() if path.is_file() else b""
     digest, lines = hashlib.sha256(), parse(path, content)
     for raw, line in zip(content.splitlines(keepends=True), lines, strict=False):  # the last one may be cut short
-        own, found = digest.copy(), line.pop("checksum", "")
-        own.update(_plain(line))
-        if own.hexdigest() != found or raw != _plain({**line, "checksum": found}):
-            start = path.with_name("experiment.toml")
-            raise DamagedError(
-                f"{path} is damaged: it was changed after it was written: restore it, or begin a new run: "
-                f"cpfl run {start} --out NEW"
-            )
+        own, start = digest.copy(), raw.rpartition(b',"checksum":')[0]
+        own.update(start + b"}\n")
+        if raw != start + b',"checksum":"%s"}\n' % own.hexdigest().encode():
+            raise ChangedError(path, path.parent)
+        del line["checksum"]
         digest.update(raw)
     return lines
-
-
-def _plain(record: Mapping[str, Any]) -> bytes:
-    """The line of a record that was read; nothing, if it could never have been written (NaN)."""
-    try:
-        return encode(record)
-    except ValueError:
-        return b""
 
 
 def check(path: Path, facts: Mapping[str, Any], whole: bool = False) -> None:
@@ -113,10 +101,7 @@ def check(path: Path, facts: Mapping[str, Any], whole: bool = False) -> None:
         raise DamagedError(f"{path} is damaged: it is shorter than it was")
     head = content if whole else content[:size]
     if hashlib.sha256(head).hexdigest() != facts.get("records_checksum"):
-        start = path.parent.with_name("experiment.toml")
-        raise RunFolderError(
-            f"{path} was changed after it was written: restore it, or begin a new run: cpfl run {start} --out NEW"
-        )
+        raise ChangedError(path, path.parent.parent)
 
 
 def truncate(path: Path, size: int) -> int:

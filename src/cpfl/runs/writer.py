@@ -5,7 +5,6 @@ that training never waits for a disk. A kill costs nothing more: resume truncate
 anyway, and rounds are written in their order. With `checkpoint_seconds` = 0 a round is on disk when it is closed.
 """
 
-import contextlib
 import itertools
 import threading
 import time
@@ -163,18 +162,6 @@ def _teacher(session: Session) -> tuple[State, dict[str, Any]]:
     return files.on_host(session.teacher()), numbers
 
 
-def _repair_teacher(folder: RunFolder, session: Session, facts: Mapping[str, Any]) -> None:
-    """Write a stopped cohort's teacher again, unless its file is sound: later distillations will read it."""
-    path, (model, numbers) = folder.teacher(session.cohort), _teacher(session)
-    with contextlib.suppress(DamagedError):
-        if path.is_file():
-            found, stored = files.load_tensors(path)
-            same = found.keys() == model.keys() and all(found[name].equal(model[name]) for name in model)
-            if same and stored == {**numbers, **facts}:
-                return
-    files.save_tensors(path, model, {**numbers, **facts})
-
-
 def restore(folder: RunFolder, session: Session) -> tuple[float, list[str], int]:
     """Bring a new session to its newest sound checkpoint, or leave it at the start.
 
@@ -196,8 +183,10 @@ def restore(folder: RunFolder, session: Session) -> tuple[float, list[str], int]
             kind, _, key = name.partition("/")
             states.setdefault(kind, {})[key] = value
         session.restore(states, numbers)  # type: ignore[arg-type]
-        if session.stopped:
-            _repair_teacher(folder, session, {key: numbers[key] for key in ("records_size", "records_checksum")})
+        if session.stopped:  # its file may be damaged, and later distillations will read it
+            model, stored = _teacher(session)
+            facts = {key: numbers[key] for key in ("records_size", "records_checksum")}
+            files.save_tensors(folder.teacher(session.cohort), model, {**stored, **facts})
         return (
             numbers["wall_seconds"],
             damaged,

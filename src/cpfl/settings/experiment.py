@@ -3,8 +3,9 @@
 The names are what `--set` takes: `--set cohorts=16 --set data.alpha=1`. `cpfl settings` lists them.
 """
 
-import math
+import re
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -14,7 +15,7 @@ from cpfl.errors import SettingError, quoted, shortened
 from cpfl.registry import did_you_mean
 from cpfl.settings.distillation import Distillation
 from cpfl.settings.sections import Assignment, Data, Devices, Federation, Model, Privacy, Stopping
-from cpfl.settings.types import Count, NoBool, NotNegative, Section, interval
+from cpfl.settings.types import Count, NoBool, NotNegative, Section, interval, not_in_a_file
 
 GIVEN = "(given)"
 """Stands in a stored experiment for a model or arrays that were given in Python."""
@@ -62,33 +63,18 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for key in fields():
+            value = attrgetter(key)(self)
+            if not isinstance(value, Section | None) and (problem := not_in_a_file(key, value)):
+                raise ValueError(problem)
         if self.snapshots:
             interval(self.snapshots)
         if self.cohorts > self.clients:
             raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
         for name in self.model.by_cohort:
-            if not (
-                name.isascii()
-                and name.isdigit()
-                and len(name) < 10
-                and str(int(name)) == name
-                and int(name) < self.cohorts
-            ):
+            if not (re.fullmatch("0|[1-9][0-9]{0,8}", name) and int(name) < self.cohorts):
                 raise ValueError(f"model.by_cohort names cohort {quoted(name)}: cohorts are 0 to {self.cohorts - 1}")
-        for key in fields():
-            section, _, leaf = key.partition(".")
-            args = getattr(getattr(self, section), leaf) if leaf else None
-            for name, value in args.items() if isinstance(args, dict) else ():
-                if not _finite(value):
-                    raise ValueError(f"{key}.{name} = {quoted(value)} is not allowed: a finite number is needed")
         return self
-
-
-def _finite(value: Any) -> bool:
-    """Whether all numbers in a value are finite: JSON has no others."""
-    if isinstance(value, dict | list | tuple):
-        return all(map(_finite, value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 @cache

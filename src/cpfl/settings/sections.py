@@ -23,9 +23,9 @@ from cpfl.settings.types import (
     optional,
 )
 
-Milliseconds = Annotated[float, Field(ge=1e-6, le=MOST, allow_inf_nan=False), NoBool]
-Kilobits = Annotated[float, Field(ge=1e-3, le=MOST, allow_inf_nan=False), NoBool]
-Hours = Annotated[float, Field(ge=0.01, le=MOST, allow_inf_nan=False), NoBool]
+Milliseconds = Annotated[float, Field(ge=1e-6, le=MOST), NoBool]
+Kilobits = Annotated[float, Field(ge=1e-3, le=MOST), NoBool]
+Hours = Annotated[float, Field(ge=0.01, le=MOST), NoBool]
 
 _LOSES = When("deadline or devices.availability != always or devices.crash_rate or buffer_size")
 
@@ -44,7 +44,7 @@ class Data(Section):
     auto: bytes of (channels, height, width) are pixels, other integers stay integers."""
     split: Literal["dirichlet", "iid", "column", "shards"] = "dirichlet"
     """How training samples are divided among clients."""
-    alpha: Annotated[float, Field(ge=1e-6, le=MOST, allow_inf_nan=False), NoBool, When("split = dirichlet")] = 0.1
+    alpha: Annotated[float, Field(ge=1e-6, le=MOST), NoBool, When("split = dirichlet")] = 0.1
     """Dirichlet concentration α: lower is more skewed. The paper uses 0.1, 0.3 and 1."""
     remainder: Annotated[Literal["last", "spread"], When("split = dirichlet")] = "last"
     """Who gets what rounding leaves: the last client, as in the authors' code, or those with the largest fractions."""
@@ -52,7 +52,7 @@ class Data(Section):
     """Id column of the training set that says which client owns a sample."""
     shards: Annotated[Count, When("split = shards")] = 2
     """Label-sorted shards per client (McMahan et al. 2017)."""
-    validation: Annotated[float, Field(ge=0, le=0.99, allow_inf_nan=False), NoBool] = 0.1
+    validation: Annotated[float, Field(ge=0, le=0.99), NoBool] = 0.1
     """Share of a client's samples that it keeps for validation."""
     validation_min_samples: Annotated[Count, When("validation")] = 10
     """A client with fewer samples keeps none for validation and reports no loss."""
@@ -156,7 +156,7 @@ class Federation(Section):
     """Who takes part: random, all, oort, refl, power-of-choice, or a class of yours as "module:Class"."""
     selection_args: Args = Field(default_factory=dict)
     """Arguments of the selection rule."""
-    over_selection: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False), NoBool] = 0
+    over_selection: Annotated[float, Field(ge=0, le=1000), NoBool] = 0
     """0.3 selects 30 % more clients than needed; the first to finish count."""
     deadline: NotNegative = 0
     """Virtual seconds after which a round ends without its stragglers; 0: no deadline."""
@@ -223,7 +223,7 @@ class Devices(Section):
     """Device speeds: "fedscale" (in the data folder), a csv or pickle file, "synthetic", or "fixed"."""
     compute_ms: Annotated[Milliseconds, When("trace = fixed")] = 50.0
     """Milliseconds of inference per sample, for all clients."""
-    network_kbps: Annotated[float, Field(ge=1e-3, le=MOST, allow_inf_nan=False), NoBool, When("trace = fixed")] = 6000.0
+    network_kbps: Annotated[Kilobits, When("trace = fixed")] = 6000.0
     """Network speed in kbit/s, for all clients."""
     availability: str = "always"
     """When clients are available: "fedscale" (in the data folder), a json file like it, "synthetic", or "always"."""

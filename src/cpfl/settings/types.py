@@ -1,15 +1,16 @@
 """Kinds of values that settings take, and the base class of every section."""
 
+import math
 import re
 import tomllib
 from datetime import date, datetime, time
 from importlib import resources
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from cpfl.errors import quoted, shortened
+from cpfl.errors import quoted
 
 _CONFLICTS = tomllib.loads(resources.files("cpfl.settings").joinpath("conflicts.toml").read_text(encoding="utf-8"))
 
@@ -21,7 +22,7 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
-def _in_a_file(key: str, value: Any, depth: int = 0) -> str:
+def not_in_a_file(key: str, value: Any, depth: int = 0) -> str:
     """What of a value an experiment file cannot hold, in a sentence; empty: nothing."""
     if value is None:
         return f"{key} is None, which a file cannot hold: leave it out"
@@ -29,13 +30,16 @@ def _in_a_file(key: str, value: Any, depth: int = 0) -> str:
         return "" if is_text(value) else f"{key} = {quoted(value)} is not allowed: it has characters that are no text"
     if isinstance(value, int):
         return "" if abs(value) < 2**63 else f"{key} = {quoted(value)} is not allowed: it has more than 64 bits"
-    if isinstance(value, float):  # whether it is finite, an Experiment checks
-        return ""
+    if isinstance(value, float):  # JSON has no others
+        return "" if math.isfinite(value) else f"{key} = {value} is not allowed: a finite number is needed"
     if isinstance(value, dict | list | tuple):
         if depth == DEEPEST:
             return f"{key} has tables or lists more than {DEEPEST} levels deep"
+        for name in value if isinstance(value, dict) else ():
+            if not (isinstance(name, str) and is_text(name)):
+                return f"in {key}, {quoted(name)} is no name"
         inner = value.items() if isinstance(value, dict) else enumerate(value)
-        return next(filter(None, (_in_a_file(f"{key}.{name}", one, depth + 1) for name, one in inner)), "")
+        return next(filter(None, (not_in_a_file(f"{key}.{name}", one, depth + 1) for name, one in inner)), "")
     if isinstance(value, datetime | date | time):
         return f"{key} = {value} is not allowed: dates and times are given as texts, in quotes"
     return f"{key} is a {type(value).__name__}, which a file cannot hold: numbers, texts, lists and tables are allowed"
@@ -44,27 +48,6 @@ def _in_a_file(key: str, value: Any, depth: int = 0) -> str:
 def is_text(value: str) -> bool:
     """Whether UTF-8 can hold it and the operating system take it as a name."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _args(args: dict[str, Any]) -> dict[str, Any]:
-    """Refuse keyword arguments that a TOML file cannot hold."""
-    for key, value in args.items():
-        if not is_text(key):
-            raise ValueError(f"{quoted(key)} is no name of an argument")
-        if problem := _in_a_file(shortened(key, 80), value):
-            raise ValueError(problem)
-    return args
-
-
-def _none_or(smallest: float) -> AfterValidator:
-    """Refuse numbers that are neither 0 nor large enough to mean anything."""
-
-    def check(value: float) -> float:
-        if 0 < value < smallest:
-            raise PydanticCustomError("smallest", f"input should be 0, or {smallest:g} or more")
-        return value
-
-    return AfterValidator(check)
 
 
 def _listed(value: Any) -> Any:
@@ -81,39 +64,37 @@ DEEPEST = 32
 
 NoBool = BeforeValidator(_no_bool)
 """Comes after the limits of a number, so that the JSON schema knows them."""
-Number = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False), NoBool]
-Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NoBool]
-Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), NoBool]
-Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False), NoBool]
-NotNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False), NoBool]
-LearningRate = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False), NoBool]
+Number = Annotated[float, Field(ge=-MOST, le=MOST), NoBool]
+Share = Annotated[float, Field(ge=0, lt=1), NoBool]
+Fraction = Annotated[float, Field(gt=0, le=1), NoBool]
+Positive = Annotated[float, Field(gt=0, le=MOST), NoBool]
+NotNegative = Annotated[float, Field(ge=0, le=MOST), NoBool]
+LearningRate = Annotated[float, Field(gt=0, le=1e30), NoBool]
 """Adam divides it by one less a decay rate, and the quotient must fit into float32."""
-Norm = Annotated[float, Field(ge=0, le=FLOAT32, allow_inf_nan=False), NoBool]
+Norm = Annotated[float, Field(ge=0, le=FLOAT32), NoBool]
 Count = Annotated[int, Field(ge=1, le=MOST), NoBool]
 OptionalCount = Annotated[int, Field(ge=0, le=MOST), NoBool]
 Listed = BeforeValidator(_listed)
 """For lists: one value, or texts with commas between them, is a list too."""
-Args = Annotated[dict[str, Any], AfterValidator(_args)]
+Args = dict[str, Any]
 """Keyword arguments of the class that another setting names."""
 
 
 def optional(smallest: float) -> Any:
     """For `Annotated`, beside `NotNegative`: 0, or so much or more."""
-    return Field(json_schema_extra={"anyOf": [{"const": 0}, {"minimum": smallest}]}), _none_or(smallest)
+
+    def check(value: float) -> float:
+        if 0 < value < smallest:
+            raise PydanticCustomError("smallest", f"input should be 0, or {smallest:g} or more")
+        return value
+
+    return Field(json_schema_extra={"anyOf": [{"const": 0}, {"minimum": smallest}]}), AfterValidator(check)
 
 
 class Section(BaseModel):
     """A section of an experiment: unknown keys are refused, nothing changes later, docstrings become help texts."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _check_text(cls, value: Any) -> Any:
-        """Refuse texts that no file can hold, before anything else reads them."""
-        if isinstance(value, str) and not is_text(value):
-            raise PydanticCustomError("text", "it has characters that are no text")
-        return value
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:

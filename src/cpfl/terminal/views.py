@@ -255,7 +255,7 @@ class SweepView(LiveView, SweepCallback):
             words += [f"{key} = {value}" for key, value in self.grid.varied(run.path.name).items()]
         self.on_message(
             f"{', '.join(words)}: {summary['student_accuracy']:.1f} %, {summary['hours']:.2f} h, "
-            f"{summary['cpu_hours']:.1f} CPU h  ({summary.get('wall_seconds', 0.0):.1f} s)"
+            f"{summary['cpu_hours']:.1f} CPU h  ({summary['wall_seconds']:.1f} s)"
         )
 
     def on_failure(self, path: Path, error: Exception) -> None:

@@ -1,0 +1,70 @@
+"""summary.json, the outcome of a run or of a later distillation: its shape, checked wherever it is read."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cpfl.runs import files
+
+LARGEST = 1e15  # of any number that is shown
+Percent = Annotated[float, Field(ge=0, le=100)]
+Amount = Annotated[float, Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Number = Annotated[int, Field(ge=1, le=LARGEST)]
+
+
+class _Shape(BaseModel):
+    """Keys that others read; there are more."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class CohortOutcome(_Shape):
+    """An entry of by_cohort."""
+
+    cohort: Count
+    rounds: Count
+    hours: Amount
+    stop: str
+
+
+class Redistilled(_Shape):
+    """The settings of a later distillation."""
+
+    at: str
+    quorum: Annotated[float, Field(gt=0, le=1)]
+    student: str
+
+
+class Outcome(_Shape):
+    """All of it: accuracies, costs, the cohorts' own."""
+
+    name: str
+    cohorts: Number
+    clients: Number
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    student_accuracy: Percent
+    teacher_accuracy_mean: Percent
+    teacher_accuracy_std: Percent
+    ensemble_accuracy: Percent
+    by_cohort: list[CohortOutcome]
+    teachers: Annotated[list[Count], Field(min_length=1)]
+    hours: Amount
+    cpu_hours: Amount
+    comm_gb: Amount
+    wasted_cpu_hours: Amount
+    repeats: Count
+    rounds: Count
+    cut_off: Count
+    distill_seconds: Amount
+    wall_seconds: Amount
+    model_checksum: str
+    distillation: Redistilled | None = None  # None: the run's own
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The outcome of a run or of a later distillation."""
+    tree = files.read_json(path)
+    files.check_shape(path, Outcome, tree)
+    return tree
