@@ -317,6 +317,9 @@ ZOO: dict[str, Animal] = {
 }  # fmt: skip
 
 
+TRAIN, TEST, PUBLIC = slice(0, 100), slice(100, 130), slice(130, SAMPLES)
+
+
 def rows(arrays: Any, part: slice) -> Any:
     """Some samples of one array, or of several."""
     if isinstance(arrays, dict):

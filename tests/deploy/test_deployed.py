@@ -15,7 +15,7 @@ import cpfl
 from cpfl.dashboard.dashboard import Dashboard
 from cpfl.settings import experiment_file
 
-from .conftest import Fleet
+from .conftest import APP, Fleet
 from .test_faults import SETTINGS as BY_ROUNDS
 
 pytestmark = pytest.mark.fleet
@@ -33,9 +33,13 @@ SETTINGS = {
 }
 
 
-def test_equals_its_simulation(fleet: Fleet, cpfl_command: Callable[..., Any], tmp_path: Path) -> None:
+def test_equals_its_simulation(
+    fleet: Fleet, cpfl_command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """4 nodes, 2 cohorts, with TLS and node keys: cohort models to 1e-5, the same rounds, stops and accuracy."""
-    experiment = experiment_file.with_settings(experiment_file.load("digits"), SETTINGS)
+    monkeypatch.syspath_prepend(APP)
+    settings = {**SETTINGS, "model.name": "quickstart:Net"}
+    experiment = experiment_file.with_settings(experiment_file.load("digits"), settings)
     simulated = cpfl.run(experiment, engine="reference", out=tmp_path / "simulated")
 
     fleet.nodes(range(4))

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.zoo import SAMPLES, ZOO, Y, rows
+from tests.zoo import PUBLIC, TEST, TRAIN, ZOO, Y, rows
 
 import cpfl
 
-TRAIN, TEST, PUBLIC = slice(0, 100), slice(100, 130), slice(130, SAMPLES)
 SETTINGS: dict[str, Any] = {
     "cohorts": 2,
     "clients": 4,

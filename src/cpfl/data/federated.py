@@ -63,7 +63,7 @@ def transforms(experiment: Experiment, samples: Samples) -> tuple[Transform, Tra
         raise SettingError(
             f"data.inputs = {data.inputs!r} is for samples of one array; these have {len(samples.fields)}"
         )
-    if kind == "integers" and not np.issubdtype(samples.x.dtype, np.integer):
+    if kind == "integers" and samples.x.dtype.kind not in "iub":
         raise SettingError(f"data.inputs = 'integers' needs integers; these samples are {samples.x.dtype}")
     if kind == "pixels" and samples.x.dtype != np.uint8:
         raise SettingError(f"data.inputs = 'pixels' needs bytes (uint8); these samples are {samples.x.dtype}")

@@ -64,7 +64,8 @@ def named_labels(*sets: object) -> tuple[list[Any], tuple[str, ...]]:
             continue
         strange = np.setdiff1d(labels.astype(str), names)
         if len(strange):
-            raise DataError(f"the label {strange[0]!r} is not among those of the training set: {', '.join(names[:20])}")
+            known = ", ".join(names[:20])
+            raise DataError(f"the label {str(strange[0])!r} is not among those of the training set: {known}")
         numbered.append(np.searchsorted(names, labels.astype(str)))
     return numbered, tuple(names.tolist())
 
