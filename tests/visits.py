@@ -59,3 +59,9 @@ class Visit:
         """Save a screenshot where CPFL_SCREENSHOTS names a folder."""
         if folder := os.environ.get("CPFL_SCREENSHOTS"):
             self.page.screenshot(path=f"{folder}/{name}.png", full_page=True)
+
+
+def right_edges(page: Any, selector: str) -> list[float]:
+    """Where elements end, all at one moment: a live page replaces them."""
+    edges: list[float] = page.eval_on_selector_all(selector, "all => all.map(one => one.getBoundingClientRect().right)")
+    return edges

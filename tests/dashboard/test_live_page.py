@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.hold import Hold
-from tests.visits import IN_A_BROWSER, Visit, browser
+from tests.visits import IN_A_BROWSER, Visit, browser, right_edges
 
 pytestmark = IN_A_BROWSER
 __all__ = ["browser"]  # a fixture
@@ -58,12 +58,8 @@ def test_legible_at_any_width_in_both_schemes(browser: Any, dashboard_of_three: 
         page = visit.page
         visit.shot(f"several-{width}-{scheme}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for element in page.query_selector_all("[data-figure]"):
-            drawing = element.query_selector("svg").bounding_box()
-            assert drawing["x"] + drawing["width"] <= width, element.get_attribute("data-figure")
-        for cell in page.query_selector_all(".active td, .active tbody th"):
-            box = cell.bounding_box()
-            assert box["x"] + box["width"] <= width, "every fact of a run can be seen without scrolling"
+        for shown in ("[data-figure] svg", ".active td, .active tbody th"):  # without scrolling
+            assert 0 < max(right_edges(page, shown)) <= width, shown
         for selector in (".active td", "h1", ".kind", ".ago" if page.locator(".ago").count() else "h2"):
             ink, paper = page.evaluate(COLOURS, selector)
             lighter, darker = sorted((_luminance(ink), _luminance(paper)), reverse=True)
