@@ -77,6 +77,7 @@ class WorkerPool:
         workers: list[_Worker] = []
         # A collection writes into every object that it looks at, which would copy the memory that forks share.
         frozen = gc.get_freeze_count()
+        gc.collect(1)  # what is young and dead would be kept until somebody collects everything
         gc.freeze()
         try:
             with deferred_interrupt():
