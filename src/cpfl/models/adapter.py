@@ -48,7 +48,7 @@ def adapted(build: Callable[[], nn.Module], inputs: Inputs) -> Callable[[], nn.M
         probe = ready(build(), inputs)
         writes, answers_tensor = _probe(probe, inputs)
 
-    def call() -> nn.Module:
+    def build_adapted() -> nn.Module:
         module = ready(build(), inputs)
         if writes or not isinstance(inputs, Tensor):
             module.register_forward_pre_hook(partial(_pass, writes), with_kwargs=True)
@@ -56,7 +56,7 @@ def adapted(build: Callable[[], nn.Module], inputs: Inputs) -> Callable[[], nn.M
             module.register_forward_hook(_answer)
         return module
 
-    return call
+    return build_adapted
 
 
 def ready(module: nn.Module, inputs: Inputs) -> nn.Module:
@@ -69,15 +69,11 @@ def ready(module: nn.Module, inputs: Inputs) -> nn.Module:
     if any(map(nn.parameter.is_lazy, module.parameters())):
         whole = torch.get_default_dtype()
         with torch.no_grad():
-            call(module.eval(), mapped(lambda x: x.to(whole) if x.is_floating_point() else x, inputs))
+            given = mapped(lambda x: x.to(whole) if x.is_floating_point() else x, inputs)
+            args, kwargs = _arguments(given, True)
+            module.eval()(*args, **kwargs)
         module.train()
     return module
-
-
-def call(module: nn.Module, inputs: Inputs) -> Any:
-    """A model's own answer to copies of these inputs."""
-    args, kwargs = _arguments(inputs, True)
-    return module(*args, **kwargs)
 
 
 def logits(answer: Any) -> Tensor:
