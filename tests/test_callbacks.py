@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import MEASURED, OWN
 
 import cpfl
 from cpfl.callbacks import CallbackList
@@ -18,7 +19,6 @@ from cpfl.federation.session import ClosedRound, Session
 from cpfl.task.task import Task
 
 QUICK: dict[str, Any] = {"max_rounds": 8, "distillation.epochs": 2, "checkpoint_seconds": 0}
-MEASURED = {"wall_seconds", "samples_per_second", "distill_seconds"}
 
 
 class Stopper(cpfl.Callback):
@@ -58,7 +58,7 @@ def run(path: Path, engine: str | cpfl.Engine = "reference", **more: Any) -> cpf
 
 def comparable(one: cpfl.Run) -> dict[str, Any]:
     """The summary without wall-clock measurements and the engine's name."""
-    return {key: value for key, value in one.summary.items() if key not in MEASURED | {"engine"}}
+    return {key: value for key, value in one.summary.items() if key not in MEASURED | OWN | {"engine"}}
 
 
 def last_records(one: cpfl.Run) -> list[dict[str, Any]]:

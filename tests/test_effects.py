@@ -236,7 +236,7 @@ class Runs:
         if name not in self._known:
             path, arrays = self._folder / str(next(self._number)), GIVEN[settings.pop("given", "")]
             cpfl.run("digits", engine="reference", device="cpu", out=path, settings=settings, **arrays)
-            self._known[name] = small_runs.outcome(path)
+            self._known[name] = small_runs.contents(path)
         return self._known[name]
 
     def effect(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

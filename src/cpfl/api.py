@@ -21,7 +21,7 @@ from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
 from cpfl.models import State
 from cpfl.runs import files, records
-from cpfl.runs.folder import RunFolder, load_global_state
+from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import check_snapshots, describe, reload_task, save_initial_models
 from cpfl.settings import GIVEN, Distillation, Experiment, effects, experiment_file
@@ -57,7 +57,7 @@ class Run:
     @property
     def model(self) -> State:
         """The global model's state, for `load_state_dict`."""
-        return load_global_state(RunFolder.open(self.path).path)
+        return RunFolder.open(self.path).global_state()
 
 
 def run(

@@ -82,16 +82,20 @@ class DamagedError(RunFolderError):
     """A file of a run folder that is not what was written."""
 
 
-class ChangedError(RunFolderError):
-    """A file that decides the outcome of a run, changed by somebody; it is kept, since they may restore it."""
+class MissingError(RunFolderError):
+    """A file of a run folder that is not there."""
 
-    def __init__(self, path: Path, run: Path) -> None:
-        super().__init__(path, run)  # its pickle calls this again in another process
+
+class ChangedError(RunFolderError):
+    """A file that decides the outcome of a run, changed or replaced; it is kept, since it may be restored."""
+
+    def __init__(self, path: Path, run: Path, how: str = "was changed after it was written") -> None:
+        super().__init__(path, run, how)  # its pickle calls this again in another process
 
     def __str__(self) -> str:
-        path, run = self.args
+        path, run, how = self.args
         remedy = f"restore it, or begin a new run: cpfl run {run / 'experiment.toml'} --out NEW"
-        return shortened(f"{path} was changed after it was written: {remedy}", LONGEST)
+        return shortened(f"{path} {how}: {remedy}", LONGEST)
 
 
 def first_line(error: Exception) -> str:

@@ -33,10 +33,10 @@ class Phases:
         self._sessions, self._on_round, self._notify = sessions, on_round, run.callback.on_message
         self._stopping = task.experiment.stopping
         self._evaluator = EVALUATORS[self._stopping.metric](task, task.experiment.distillation, device)
-        self._path = run.folder.evaluations()
+        self._path, self._identity = run.folder.evaluations(), run.folder.identity
         records.repair(self._path)
         try:
-            self._done = [Evaluation(**line) for line in records.read_sealed(self._path)]
+            self._done = [Evaluation(**line) for line in records.read_sealed(self._path, self._identity)]
         except TypeError:  # valid JSON of a foreign shape
             raise DamagedError(f"{self._path} is damaged: a line is not that of an evaluation") from None
         if self._stopping.max_cpu_hours:
@@ -110,7 +110,8 @@ class Phases:
             gain_per_doubling=stopping.gain_per_doubling(points, self._stopping.eval_window),
             decision="stop" if stop else "continue",
         )
-        records.append(self._path, records.seal(self._path, vars(evaluation)))  # it decides what follows
+        # It decides what follows.
+        records.append(self._path, records.seal(self._path, vars(evaluation), self._identity))
         files.sync(self._path)  # later rounds depend on it
         files.sync(self._path.parent)
         self._done.append(evaluation)

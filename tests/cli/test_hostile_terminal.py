@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import rewrite
 from tests.conftest import Answer, Command, call
 
 QUICK = ("--set", "max_rounds=1", "--set", "distillation.epochs=1", "--engine", "reference")
@@ -259,10 +260,6 @@ def test_a_folder_without_permission(runs: Path, tmp_path: Path, monkeypatch: py
     assert all("Permission denied" in state for state in states)
 
 
-def change(path: Path, **entries: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
-
-
 @pytest.mark.parametrize(
     "entries",
     [
@@ -285,7 +282,7 @@ def change(path: Path, **entries: Any) -> None:
 def test_a_summary_of_other_types(runs: Path, cpfl_command: Command, entries: dict[str, Any]) -> None:
     from cpfl.report.content import content
 
-    change(runs / "a" / "summary.json", **entries)
+    rewrite(runs / "a" / "summary.json", **entries)
     tree = content([runs / "a", runs / "b"])
     ((damaged,), (group,)) = tree["damaged"], tree["groups"]
     assert damaged["path"].endswith("runs/a")
@@ -303,7 +300,7 @@ def test_a_summary_of_other_types(runs: Path, cpfl_command: Command, entries: di
      {"participants": []}, {"moving_average": "x"}, {"moving_average": 1e300}],
 )  # fmt: skip
 def test_records_of_other_types(runs: Path, cpfl_command: Command, entries: dict[str, Any]) -> None:
-    change(runs / "a" / "rounds" / "cohort-0000.jsonl", **entries)
+    rewrite(runs / "a" / "rounds" / "cohort-0000.jsonl", **entries)
     with (runs / "a" / "rounds" / "cohort-0000.jsonl").open("a") as file:
         file.write("\n")
     rows = {Path(row["path"]).name: row["state"] for row in cpfl_command("list", "runs", "--json").good().json}
@@ -317,14 +314,14 @@ def test_later_distillations_of_other_types(runs: Path, cpfl_command: Command) -
         later = runs / "a" / "distillations" / name
         later.mkdir(parents=True)
         shutil.copy(runs / "a" / "summary.json", later / "summary.json")
-        change(later / "summary.json", **entries)
+        rewrite(later / "summary.json", **entries)
     shown = cpfl_command("list", "runs").good().out
     assert shown.count("is damaged: ") == 2
     assert shown.count("distilled again") == 1
 
 
 def test_resuming_a_finished_run_with_another_summary(runs: Path, cpfl_command: Command) -> None:
-    change(runs / "a" / "summary.json", ensemble_accuracy="x")
+    rewrite(runs / "a" / "summary.json", ensemble_accuracy="x")
     answer = cpfl_command("resume", "runs/a")
     assert answer.code == 2
     assert "summary.json is damaged" in answer.err

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from small_runs import content
 from tests.cluster.zygote import RAY, Fork, Zygote
 
 from cpfl.deploy.local_fleet import free_port
@@ -198,7 +199,7 @@ def at_work(process: Fork, run: Path, least: int) -> list[dict[str, Any]]:
 def same(one: Path, other: Path) -> None:
     """Two runs are equal: every record and every model, bit by bit."""
     assert rounds(one) == rounds(other)
-    models, others = ({path.name: path.read_bytes() for path in (run / "models").iterdir()} for run in (one, other))
+    models, others = ({path.name: content(path) for path in (run / "models").iterdir()} for run in (one, other))
     assert "global.safetensors" in models
     assert sorted(models) == sorted(others)
     assert [name for name in models if models[name] != others[name]] == []

@@ -10,6 +10,7 @@ from tests.engines.test_lanes import assert_equal
 
 import cpfl
 from cpfl.runs import records
+from cpfl.runs.folder import RunFolder
 
 BASE: dict[str, Any] = {
     "precision": "float64",
@@ -37,17 +38,22 @@ CASES = {
 }
 
 
+def evaluations(run: cpfl.Run) -> list[dict[str, Any]]:
+    folder = RunFolder.open(run.path)
+    return records.read_sealed(folder.evaluations(), folder.identity)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_equal_on_all_engines(case: str, tmp_path: Path) -> None:
     plain, *others = (
         cpfl.run("digits", out=tmp_path / engine, engine=engine, device="cpu", settings=BASE | CASES[case])
         for engine in ("reference", "workers", "lanes")
     )
-    said = records.read_sealed(plain.path / "evaluations.jsonl")
+    said = evaluations(plain)
     assert said
     for other in others:
         assert_equal(plain, other)
-        for ours, theirs in zip(records.read_sealed(other.path / "evaluations.jsonl"), said, strict=True):
+        for ours, theirs in zip(evaluations(other), said, strict=True):
             assert ours == {k: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for k, v in theirs.items()}
     stops = {account["stop"] for account in plain.summary["by_cohort"]}
     assert stops == ({"hours"} if case == "a limit" else {"joint"})

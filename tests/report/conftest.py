@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import rewrite
 
 import cpfl
 
@@ -64,5 +65,7 @@ def change() -> Callable[[Path, Callable[[dict[str, Any]], None]], None]:
         tree = json.loads(path.read_text())
         by(tree)
         path.write_text(json.dumps(tree))
+        if "checksum" in tree:
+            rewrite(path)
 
     return edit

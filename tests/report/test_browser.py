@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import reseal
 from tests.visits import IN_A_BROWSER, Visit, browser
 
 import cpfl
@@ -91,6 +92,7 @@ def test_names_cannot_act_in_a_browser(browser: Any, made: Path, tmp_path: Path)
     path = runs / "n1-seed90" / "experiment.toml"
     evil = "</script><script>alert(2)</script>"
     path.write_text(path.read_text().replace('train = "digits-grainy"', f'train = "{evil}"'))
+    reseal(path.parent)
     written = cpfl.report(runs)
     assert len(written.content["groups"]) == 2
     with Visit(browser, written.page.as_uri()) as visit:
@@ -125,6 +127,8 @@ def test_two_hundred_cohorts(browser: Any, made: Path, tmp_path: Path) -> None:
     summary |= {"cohorts": 200, "by_cohort": [summary["by_cohort"][i % 4] | {"cohort": i} for i in range(200)]}
     (many / "run.json").write_text(json.dumps(about))
     (many / "summary.json").write_text(json.dumps(summary))
+    for run in (many, runs / "n1-seed90"):
+        reseal(run)
     for i in range(4, 200):
         shutil.copy(many / "rounds" / f"cohort-{i % 4:04d}.jsonl", many / "rounds" / f"cohort-{i:04d}.jsonl")
     written = cpfl.report(runs)

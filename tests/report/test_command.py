@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image
+from small_runs import reseal
 from tests.processes import Program
 
 import cpfl
@@ -88,6 +89,7 @@ def test_only_run_folders_are_read(cpfl_command: Command, runs: Path) -> None:
             shutil.rmtree(folder)
     for path in runs.glob("*/experiment.toml"):
         path.write_text(path.read_text().replace('train = "digits-grainy"', 'train = "nowhere"'))
+        reseal(path.parent)
     cpfl_command("report", "runs").good()
 
 
@@ -181,6 +183,8 @@ def test_names_cannot_act(cpfl_command: Command, runs: Path, tmp_path: Path) -> 
     path = folder / "n4-seed90" / "run.json"
     carried = {"source": "<img src=x onerror=alert(4)>", "by_n": [], "at": [], "remarks": ["<b>bold</b>"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"published": carried}))
+    for name in ("n1-seed90", "n4-seed90"):
+        reseal(folder / name)
     plain = cpfl_command("report", "other", cwd=_copy_of(folder, tmp_path / "plain")).good()
     assert plain.code == 0
     cpfl_command("report", EVIL).good()
@@ -209,6 +213,7 @@ def test_figures_that_are_drawn_no_more_are_removed(cpfl_command: Command, runs:
     other = Path(shutil.copytree(runs / "n2-seed90", runs / "other"))
     path = other / "experiment.toml"
     path.write_text(path.read_text().replace("batch_size = 20", "batch_size = 21", 1))
+    reseal(other)
     cpfl_command("report", "runs").good()
     before = {file.name for file in (runs / "figures").iterdir()}
     assert any(name.startswith("all-hours-against-n") for name in before)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_runs import reseal
 
 import cpfl
 from cpfl.report.cohort_figures import thinned
@@ -93,7 +94,7 @@ def test_evaluations_of_the_ensemble(tmp_path: Path, small: dict[str, Any]) -> N
         file.write('{"round": 12, "accuracy": 50}\n')
     tree = content(find_runs(tmp_path))
     assert [one["path"].endswith("n2") for one in tree["damaged"]] == [True]
-    assert "evaluations.jsonl is damaged: a line lacks" in tree["damaged"][0]["reason"]
+    assert "evaluations.jsonl was changed after it was written" in tree["damaged"][0]["reason"]
 
 
 def test_finish_times(tree: dict[str, Any], summaries: Summaries) -> None:
@@ -147,6 +148,7 @@ def test_experiments_that_differ_are_kept_apart(runs: Path) -> None:
         for n in (1, 2):
             path = runs / f"n{n}-seed{seed}" / "experiment.toml"
             path.write_text(path.read_text().replace("alpha = 0.5", "alpha = 3.0"))
+            reseal(path.parent)
     tree = content(find_runs(runs))
     assert [group["label"] for group in tree["groups"]] == ["digits, α = 0.5", "digits, α = 3"]
     assert [len(group["runs"]) for group in tree["groups"]] == [2, 4]
@@ -159,6 +161,7 @@ def test_experiments_that_differ_are_kept_apart(runs: Path) -> None:
 def test_what_is_kept_does_not_make_another_experiment(runs: Path) -> None:
     path = runs / "n2-seed90" / "experiment.toml"
     path.write_text(path.read_text().replace('snapshots = "2 rounds"', 'snapshots = ""'))
+    reseal(path.parent)
     assert len(content(find_runs(runs))["groups"]) == 1
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from small_runs import reseal
 
 import cpfl
 from cpfl.report.content import all_figures, content
@@ -78,6 +79,7 @@ def test_what_the_user_has_distilled_is_drawn_and_not_done_again(runs: Path) -> 
 def test_what_cannot_be_distilled_again_is_named_and_left(cpfl_command: Command, runs: Path) -> None:
     path = runs / "n2-seed90" / "experiment.toml"
     path.write_text(path.read_text().replace('snapshots = "2 rounds"', 'snapshots = ""'))
+    reseal(path.parent)
     (runs / "n4-seed90" / "summary.json").unlink()
     (runs / "n1-seed90" / "run.json").write_text("{")
     answer = cpfl_command("report", "runs", "--redistill").good()
@@ -90,6 +92,7 @@ def test_what_cannot_be_distilled_again_is_named_and_left(cpfl_command: Command,
 def test_without_snapshots_the_page_says_what_to_do(cpfl_command: Command, runs: Path) -> None:
     for path in runs.glob("*/experiment.toml"):
         path.write_text(path.read_text().replace('snapshots = "2 rounds"', 'snapshots = ""'))
+        reseal(path.parent)
     cpfl_command("report", "runs").good()
     assert "these runs kept no snapshots" in (runs / "report.html").read_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -9,10 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 from forked import Forked
 
+from cpfl.runs import files
+from cpfl.runs.folder import RunFolder
+from cpfl.settings import Experiment
+
 Unbroken = Callable[..., Path]  # settings -> the folder of an uninterrupted run
-MEASURED = {"wall_seconds", "samples_per_second", "distill_seconds"}
+MEASURED = {"wall_seconds", "samples_per_second", "distill_seconds", "checksum"}  # which covers the others
+OWN = {"run", "model_checksum"}  # what a summary says of the run that it belongs to
 
 SETTINGS: dict[str, Any] = {
     "clients": 6,
@@ -66,11 +73,55 @@ def cpfl(*words: str | Path, driver: Sequence[str] = ()) -> subprocess.Completed
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
+def content(path: Path) -> bytes:
+    """A file of a run without what says which run it belongs to: equal for other settings of the same outcome."""
+    if path.suffix == ".safetensors":
+        tensors, numbers = files.load_tensors(path)
+        kept = {key: value for key, value in numbers.items() if key not in ("run", "evaluations_checksum")}
+        return safetensors.torch.save(tensors) + json.dumps(kept).encode()
+    if path.name == "evaluations.jsonl":
+        return b"".join(line.rpartition(b',"checksum":')[0] for line in path.read_bytes().splitlines())
+    if path.name == "summary.json":
+        return json.dumps({k: v for k, v in json.loads(path.read_bytes()).items() if k not in MEASURED | OWN}).encode()
+    return path.read_bytes()
+
+
+def made_by_hand(path: Path, experiment: Experiment | None = None, **about: Any) -> RunFolder:
+    """A folder for rounds that no engine trains."""
+    facts = {"engine": "workers", "fingerprint": {}, "shape": [1], "classes": 2, "class_names": None, "samples": {}}
+    facts |= {"data_folder": None, "label_counts": [], "cohorts": [[0], [1]]}
+    facts |= {"model_bytes": 16, "cohort_model_bytes": {}}
+    return RunFolder.create(path, experiment or Experiment(cohorts=2, clients=2), facts | about)
+
+
+def rewrite(path: Path, **entries: Any) -> None:
+    """Other values in a JSON file that carries its checksum, as if a program had written them."""
+    tree = json.loads(path.read_text()) | entries
+    files.write_json(path, tree | {"checksum": files.checksum(tree)})
+
+
+def reseal(path: Path) -> None:
+    """A run folder whose text files were edited by hand, as if a program had written it so."""
+    settings = hashlib.sha256((path / "experiment.toml").read_bytes()).hexdigest()
+    rewrite(path / "run.json", experiment_checksum=settings)
+    folder = RunFolder(path)
+    for file in path.rglob("*.safetensors"):
+        tensors, numbers = files.load_tensors(file)
+        folder.save(file, tensors, numbers)
+    for file in path.rglob("summary.json"):
+        rewrite(file, run=folder.identity)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """What `outcome` compares, whatever run it belongs to."""
+    return {name: content(path / name) for name in outcome(path)}
+
+
 def outcome(path: Path) -> dict[str, bytes]:
     """The results of a run that must not differ: its files, and its summary without wall-clock measurements."""
     names = ("rounds/*.jsonl", "models/*.safetensors", "snapshots/*.safetensors", "*.jsonl", "clients.json")
-    files = [file for name in names for file in path.glob(name) if not file.name.startswith(".")]
-    found = {str(file.relative_to(path)): file.read_bytes() for file in files if file.name != "log.jsonl"}
+    there = [file for name in names for file in path.glob(name) if not file.name.startswith(".")]
+    found = {str(file.relative_to(path)): file.read_bytes() for file in there if file.name != "log.jsonl"}
     summary = json.loads((path / "summary.json").read_bytes())
     kept = {key: value for key, value in summary.items() if key not in MEASURED}
     return found | {"summary.json": json.dumps(kept).encode()}

@@ -7,18 +7,22 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import small_runs
 from small_runs import Unbroken
+from torch import nn
 
 from cpfl import api
 from cpfl.engines.base import Engine
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import CpflError, DamagedError, RunFolderError
 from cpfl.inference.global_model import export
+from cpfl.report.content import content
+from cpfl.report.tables import overview
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
@@ -227,6 +231,116 @@ def test_a_teacher_of_another_run_is_refused(run: Path, unbroken: Unbroken) -> N
     other = RunFolder.open(unbroken(**(FEW | {"seed": 7}))).teacher(0)
     shutil.copyfile(other, RunFolder.open(run).teacher(0))
     refusal(lambda: api.distill(run, device="cpu"), "cohort-0000")
+
+
+OTHERS = {  # files of another run: (patterns, is the run finished, what is refused)
+    "start": (("models/start.*",), False, "start.safetensors"),
+    "checkpoints and records": (("checkpoints/*", "rounds/*"), False, "cohort-0000-round-000002"),
+    "facts and settings": (("run.json", "experiment.toml"), False, "start.safetensors"),
+    "teachers and records": (("models/cohort-*", "rounds/*"), True, "cohort-0000.safetensors"),
+    "snapshots": (("snapshots/*",), True, "cohort-0000-round-000001"),
+    "outcome": (("summary.json", "models/global.*"), True, "summary.json"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_files_of_another_run_are_refused(kind: str, run: Path, unbroken: Unbroken) -> None:
+    """They are whole and fit together, but they are not those of this run."""
+    patterns, finished, name = OTHERS[kind]
+    other = unbroken(**(FEW | {"seed": 7}))
+    if not finished:
+        (run / "summary.json").unlink()
+    for pattern in patterns:
+        found = list(other.glob(pattern))
+        assert found
+        for path in found:
+            shutil.copyfile(path, run / path.relative_to(other))
+    if kind == "outcome":
+        for use in (api.resume, export, lambda path: api.load_run(path).model):
+            refusal(lambda use=use: use(run), name, "belongs to another run")  # type: ignore[misc]
+        return
+    clock = records.read(RunFolder.open(run).rounds(0))[0]["clock"] + 1
+    again = {"at": f"{clock}s"} if kind == "snapshots" else {}
+    use = partial(api.distill, run, device="cpu", **again) if finished else partial(api.resume, run, device="cpu")
+    refusal(use, name, "belongs to another run")
+
+
+def test_a_missing_start_is_made_again(trained: Path) -> None:
+    start = RunFolder.open(trained).model("start")
+    whole = start.read_bytes()
+    start.unlink()
+    api.resume(trained, device="cpu")
+    assert start.read_bytes() == whole
+
+
+def test_a_missing_start_that_cannot_be_made_again_is_refused(tmp_path: Path) -> None:
+    """A model of one's own need not have the same weights twice."""
+    built = []
+
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        built.append(nn.init.constant_(model[1].weight, 1 / (1 + len(built))))
+        return model
+
+    settings = {key: value for key, value in FEW.items() if not key.startswith("model.")}
+    run = api.run("digits", settings=settings, model=build, out=tmp_path / "run", device="cpu", engine="reference")
+    (run.path / "summary.json").unlink()
+    RunFolder.open(run.path).model("start").unlink()
+    refusal(lambda: api.resume(run.path, model=build, device="cpu"), "start.safetensors is missing", "other weights")
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut", "another run's"])
+def test_evaluations_are_vouched_for(damage: str, tmp_path: Path, unbroken: Unbroken) -> None:
+    """Their costs are the run's: a distillation must not find fewer of them than there were."""
+    joint = FEW | JOINT | {"max_rounds": 3}
+    run = Path(shutil.copytree(unbroken(**joint), tmp_path / "run"))
+    path = run / "evaluations.jsonl"
+    if damage == "deleted":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    else:
+        shutil.copyfile(unbroken(**(joint | {"seed": 7})) / path.name, path)
+    refusal(lambda: api.distill(run, device="cpu"), "evaluations.jsonl")
+
+
+def test_records_of_unfinished_cohorts_are_vouched_for(tmp_path: Path, interrupter: Any) -> None:
+    """By the newest checkpoint, as far as it reaches."""
+    path = tmp_path / "run"
+    with pytest.raises(interrupter.Enough):
+        api.run("digits", settings=FEW | {"max_rounds": 4}, out=path, device="cpu", callback=interrupter(5))
+    at = {"at": f"{records.read(RunFolder.open(path).rounds(0))[0]['clock'] + 1}s", "device": "cpu"}
+    api.distill(path, **at)
+    lines = RunFolder.open(path).rounds(0)
+    changed = lines.read_bytes().replace(b'"cpu_seconds":', b'"cpu_seconds":1', 1)
+    lines.write_bytes(changed)
+    refusal(lambda: api.distill(path, **at), f"{lines} was changed", NEW_RUN.format(path))
+
+
+def test_a_cut_record_of_a_finished_run_is_damage(run: Path) -> None:
+    lines = RunFolder.open(run).rounds(0)
+    lines.write_bytes(lines.read_bytes()[:-9])
+    refusal(lambda: api.distill(run, device="cpu"), f"{lines} is damaged", "shorter than it was")
+
+
+def test_a_resumed_sweep_verifies_its_finished_runs(tmp_path: Path) -> None:
+    few = {key: value for key, value in FEW.items() if key != "cohorts"} | {"max_rounds": 1}
+    (finished,) = sweep("digits", cohorts=[1], settings=few, out=tmp_path, device="cpu")
+    edit(finished.path / "run.json", count_one_more)
+    refusal(lambda: sweep(tmp_path, device="cpu"), "run.json was changed")
+
+
+@pytest.mark.parametrize("name", ["summary.json", "run.json", "rounds/cohort-0000.jsonl", "experiment.toml"])
+def test_lists_and_reports_show_no_changed_value(name: str, run: Path, tmp_path: Path) -> None:
+    key = {"summary.json": b'"rounds": ', "rounds/cohort-0000.jsonl": b'"samples":', "run.json": b'"classes": '}
+    path, first = run / name, key.get(name, b"lr = 0.0")
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(first, first + b"1", 1))
+    assert path.read_bytes() != whole
+    (damaged,) = content([run])["damaged"]
+    assert Path(name).name in damaged["reason"]
+    (row,) = overview(tmp_path)
+    assert "damaged" in row["state"] or name.startswith("rounds")  # which a list does not show
 
 
 def test_the_global_model_is_that_of_its_summary(run: Path) -> None:

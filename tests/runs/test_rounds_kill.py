@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import small_runs
 import torch
-from small_runs import Unbroken
+from small_runs import Unbroken, made_by_hand
 
 from cpfl import Selection, api
 from cpfl.devices.fleet import Fleet
 from cpfl.federation.session import ClientResult, RoundRequest, RoundResult, Session
 from cpfl.runs import writer
-from cpfl.runs.folder import FOLDERS, RunFolder
 from cpfl.settings import Experiment
 
 CASES: dict[str, dict[str, Any]] = {
@@ -96,9 +95,7 @@ def test_later_rounds_do_not_change_a_checkpoint() -> None:
 
 def test_a_checkpoint_holds_the_state_of_its_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written many rounds after it was captured; a session that is restored from it continues as the first."""
-    for name in FOLDERS:
-        (tmp_path / name).mkdir()
-    folder, one, other = RunFolder(tmp_path), mutable_session(), mutable_session()
+    folder, one, other = made_by_hand(tmp_path / "run"), mutable_session(), mutable_session()
     monkeypatch.setattr(writer, "PAUSE", 900)  # all is written at the end
     monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: float(one.round)))  # a round is a second
     with writer.RunWriter(folder, 3.0) as run_writer:

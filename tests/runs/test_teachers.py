@@ -11,7 +11,7 @@ import torch
 
 from cpfl import api
 from cpfl.errors import CpflError, RunFolderError
-from cpfl.runs import files, records
+from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.teachers import Teachers, select_teachers
 from cpfl.settings import Distillation, Experiment
@@ -26,11 +26,9 @@ def make(
 ) -> RunFolder:
     """A run whose cohorts closed rounds at these hours; every `interval`-th round has a snapshot."""
     experiment = Experiment(cohorts=len(rounds), clients=2 * len(rounds), snapshots=snapshots)
-    about = {"cohorts": [[2 * i, 2 * i + 1] for i in rounds], "model_bytes": MODEL_BYTES, "cohort_model_bytes": {}}
-    about |= {"engine": "workers", "fingerprint": {}, "shape": [1], "classes": 2, "class_names": None}
-    about |= {"data_folder": None, "samples": {}, "label_counts": []}
-    folder = RunFolder.create(path, experiment, about)
-    save(folder.model("start"), -1.0, 0, 0.0)
+    cohorts = [[2 * i, 2 * i + 1] for i in rounds]
+    folder = small_runs.made_by_hand(path, experiment, cohorts=cohorts, model_bytes=MODEL_BYTES)
+    save(folder, folder.model("start"), -1.0, 0, 0.0)
     for cohort, hours in rounds.items():
         for number, hour in enumerate(hours, 1):
             last = number == len(hours)
@@ -39,15 +37,15 @@ def make(
             kept = bool(snapshots) and number % interval == 0
             records.append(folder.rounds(cohort), record | ({"snapshots": [number]} if kept else {}))
             if kept:
-                save(folder.snapshot(cohort, number), cohort + number / 100, number, hour * HOUR)
+                save(folder, folder.snapshot(cohort, number), cohort + number / 100, number, hour * HOUR)
         if cohort in stopped:
             facts = records.RunningDigest(folder.rounds(cohort)).facts
-            save(folder.teacher(cohort), cohort + 0.99, len(hours), hours[-1] * HOUR, **facts)
+            save(folder, folder.teacher(cohort), cohort + 0.99, len(hours), hours[-1] * HOUR, **facts)
     return folder
 
 
-def save(path: Path, value: float, round: int, clock: float, **facts: Any) -> None:
-    files.save_tensors(path, {"w": torch.tensor([value])}, {"round": round, "clock": clock, **facts})
+def save(folder: RunFolder, path: Path, value: float, round: int, clock: float, **facts: Any) -> None:
+    folder.save(path, {"w": torch.tensor([value])}, {"round": round, "clock": clock, **facts})
 
 
 def paths(chosen: Teachers) -> list[Path]:
@@ -178,7 +176,7 @@ def test_unfinished_runs(tmp_path: Path) -> None:
     for number in (1, 2):
         numbers = {"round": number, "clock": number * 2 * HOUR, "cpu_seconds": 0.0, "bytes": 0, "samples": 0}
         records.append(folder.rounds(2), {**numbers, "stop": "", "snapshots": [number]})
-        save(folder.snapshot(2, number), 2.0, number, number * 2 * HOUR)
+        save(folder, folder.snapshot(2, number), 2.0, number, number * 2 * HOUR)
     assert names(folder, quorum=0.3) == {
         0: "cohort-0000",
         1: "cohort-0001-round-000001",

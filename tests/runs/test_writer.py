@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 import small_runs
 import torch
 from small_runs import Unbroken
@@ -24,7 +25,7 @@ from cpfl.devices.fleet import Fleet
 from cpfl.errors import RunFolderError
 from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
 from cpfl.runs import files, records, writer
-from cpfl.runs.folder import FOLDERS, RunFolder
+from cpfl.runs.folder import RunFolder
 from cpfl.runs.writer import RunWriter
 from cpfl.settings import Experiment
 
@@ -34,9 +35,7 @@ SETTINGS = {"max_rounds": 40, "stopping.patience": 40, "snapshots": "10 rounds",
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    for name in FOLDERS:
-        (tmp_path / "run" / name).mkdir(parents=True)
-    return RunFolder(tmp_path / "run")
+    return small_runs.made_by_hand(tmp_path / "run")
 
 
 def session(cohort: int = 0, **settings: Any) -> Session:
@@ -154,7 +153,8 @@ def test_what_is_synced_before_what(folder: RunFolder) -> None:
     def replace(path: Path, target: Path) -> Path:
         assert synced.pop(str(path)) == path.stat().st_size > 0
         if target.parent.name == "checkpoints":
-            records_size = files.read_numbers(path)["records_size"]
+            with safetensors.safe_open(path, "pt") as file:
+                records_size = json.loads(file.metadata()[files.ENTRY].partition(" ")[2])["records_size"]
             assert synced[str(folder.rounds(0))] >= records_size > 0
         renamed.append(target)
         synced.pop(str(target.parent), None)

@@ -33,6 +33,7 @@ def list_runs(
 def _later(path: Path) -> list[dict[str, Any]]:
     """Rows for the later distillations of a run."""
     from cpfl.report.reading import READ_ERRORS, damage
+    from cpfl.runs.folder import RunFolder
     from cpfl.runs.outcome import read_summary
 
     rows = []
@@ -43,7 +44,7 @@ def _later(path: Path) -> list[dict[str, Any]]:
     for file in found_files:
         row = {**dict.fromkeys(("cohorts", "seed", "rounds", "hours", "student_accuracy")), "path": str(file.parent)}
         try:
-            found = read_summary(file)
+            found = read_summary(file, RunFolder.open(path).identity)
             rows.append({**row, **{key: found[key] for key in row.keys() & found.keys()}, "state": "distilled again"})
         except READ_ERRORS as error:
             rows.append({**row, "state": f"damaged: {damage(error)}"})

@@ -31,7 +31,7 @@ from cpfl.engines.flower.messages import ARRAYS, REPORT, Refused
 from cpfl.errors import CpflError
 from cpfl.models import State
 from cpfl.privacy import label_counts
-from cpfl.runs import files, records
+from cpfl.runs import records
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import describe, save_initial_models
@@ -182,7 +182,7 @@ def _write_folder(path: Path, task: Task, sites: Sequence[SiteResult]) -> RunFol
         first, rounds = task.cohorts[cohort][0], folder.rounds(cohort)
         numbers = {"cohort": cohort, "round": len(site.records), "best_round": 0}
         records.append(rounds, *(_renumbered(record, cohort, first) for record in site.records))
-        files.save_tensors(folder.teacher(cohort), site.model, {**numbers, **records.RunningDigest(rounds).facts})
+        folder.save(folder.teacher(cohort), site.model, {**numbers, **records.RunningDigest(rounds).facts})
     return folder
 
 

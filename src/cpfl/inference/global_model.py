@@ -18,7 +18,7 @@ from cpfl.data.parquet import SUFFIXES, UNREADABLE, open_image
 from cpfl.errors import CpflError, DataError, ModelError, RunFolderError
 from cpfl.models.adapter import Inputs, adapted, mapped
 from cpfl.runs import files
-from cpfl.runs.folder import RunFolder, load_global_state
+from cpfl.runs.folder import RunFolder
 from cpfl.runs.outcome import read_summary
 from cpfl.settings import GIVEN, Experiment, Model
 from cpfl.task.task import UserModel, user_model_factory
@@ -71,7 +71,7 @@ def load_global(path: Path, model: UserModel | None = None, distillation: str = 
             raise RunFolderError(f"{source} has no global model: the run is unfinished; cpfl resume it")
         known = ", ".join(sorted(p.parent.name for p in folder.path.glob("distillations/*/summary.json"))) or "none"
         raise RunFolderError(f"{path} has no distillation called {distillation!r}; it has: {known}")
-    summary = read_summary(source / "summary.json")
+    summary = read_summary(source / "summary.json", folder.identity)
     student = summary["distillation"]["student"] if distillation else experiment.distillation.student
     shape = tuple(about["shape"])
     # A single teacher is the result itself, whatever the student's model.
@@ -84,7 +84,7 @@ def load_global(path: Path, model: UserModel | None = None, distillation: str = 
     build = models.factory(settings, shape, about["classes"]) if model is None else user_model_factory(model)
     module = adapted(build, example_inputs(about, 2))()
     try:
-        module.load_state_dict(load_global_state(source))
+        module.load_state_dict(folder.global_state(source))
     except RuntimeError as error:
         raise ModelError(f"the model does not fit the run's: {str(error).splitlines()[0]}") from None
     return Deployed(module.float(), experiment, len(shape)).eval(), about

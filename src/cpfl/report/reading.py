@@ -141,14 +141,19 @@ class RunFacts:
         """Every cohort's records, reduced; reading them is the only slow step here."""
         if self.followed is not None:
             return self.followed
-        paths = map(self.folder.rounds, range(len(self.about["cohorts"])))
-        return [CohortHistory().extend(records.read(path), path) for path in paths]
+        found = []
+        for cohort in range(len(self.about["cohorts"])):
+            path, teacher = self.folder.rounds(cohort), self.folder.teacher(cohort)
+            if self.summary and teacher.is_file():  # models may have been deleted to save disk
+                records.check(self.folder.path, path, self.folder.numbers(teacher), whole=True)
+            found.append(CohortHistory().extend(records.read(path), path))
+        return found
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
         """Under the stopping rule joint: every evaluation of the ensemble of all cohort models."""
         path = self.folder.evaluations()
-        lines = records.read(path)
+        lines = records.read_sealed(path, self.folder.identity)
         if not all(_finite(line.get(key)) for line in lines for key in EVALUATED):
             raise DamagedError(f"{path} is damaged: a line lacks {', '.join(EVALUATED)}")
         return lines
@@ -161,7 +166,7 @@ class RunFacts:
         own = self.experiment.distillation.model_dump()
         found = [(self.summary, own)]
         for path in sorted((self.folder.path / "distillations").glob("*/summary.json")):
-            summary = read_summary(path)
+            summary = read_summary(path, self.folder.identity)
             settings = summary.get("distillation")
             if settings and own | {key: settings[key] for key in ("at", "quorum")} == settings:
                 found.append((summary, settings))
@@ -211,6 +216,7 @@ def read(path: Path) -> RunFacts:
     folder = RunFolder.open(path)
     if not (path / "experiment.toml").is_file():
         raise DamagedError(f"{path / 'experiment.toml'} is missing")
+    folder.verify()
     run = RunFacts(folder, folder.experiment(), folder.about(), folder.summary())
     _check_published(path / "run.json", run.about.get("published"))
     return run

@@ -16,7 +16,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from cpfl.errors import DamagedError, RunFolderError, first_line
+from cpfl.errors import DamagedError, MissingError, RunFolderError, first_line
 
 ENTRY = "cpfl"  # the metadata of our safetensors files: checksum and numbers
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -124,8 +124,10 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             yield file
+    except RunFolderError:
+        raise
     except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing") from None
+        raise MissingError(f"{path} is missing") from None
     except OSError as error:  # an error of the disk, not of the file: nothing may be deleted because of it
         raise RunFolderError(f"cannot read {path}: {error}") from None
     except Exception as error:  # safetensors has no common error for damaged files
@@ -143,19 +145,29 @@ def load_tensors(path: Path, checksum: str = "") -> tuple[dict[str, Tensor], dic
     digest, _, text = metadata.get(ENTRY, "").partition(" ")
     if _digest(tensors, text) != digest:
         raise DamagedError(f"{path} is damaged: its checksum does not match")
-    numbers: dict[str, Any] = json.loads(text)
-    if (written := numbers.pop("file", "")) != path.name:
-        raise DamagedError(f"{path} is damaged: it was written as {written}")
+    numbers = _named(path, text)
     if checksum and checksum != digest:
         raise DamagedError(f"{path} is damaged: it is the model of another distillation")
     return tensors, numbers
 
 
 def read_numbers(path: Path) -> dict[str, Any]:
-    """The numbers alone, without reading tensors; nothing says that they are sound."""
+    """The numbers alone, without reading tensors: their checksum is not checked, but the file's name is."""
     with _opened(path) as file:
-        numbers = json.loads((file.metadata() or {}).get(ENTRY, "").partition(" ")[2])
-    return numbers if isinstance(numbers, dict) else {}
+        return _named(path, (file.metadata() or {}).get(ENTRY, "").partition(" ")[2])
+
+
+def _named(path: Path, text: str) -> dict[str, Any]:
+    """The numbers of a file that was written under this name."""
+    numbers: dict[str, Any] = json.loads(text)
+    if (written := numbers.pop("file", "")) != path.name:
+        raise DamagedError(f"{path} is damaged: it was written as {written}")
+    return numbers
+
+
+def tensors_checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Of a model that is not in a file."""
+    return _digest({name: value.detach().cpu() for name, value in tensors.items()}, "")
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:

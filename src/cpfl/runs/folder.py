@@ -38,6 +38,7 @@ from cpfl.settings import Experiment, experiment_file
 from cpfl.settings.types import is_text
 
 SCHEMA = 3
+IDENTITY = ("experiment_checksum", "engine", "fingerprint", "start")  # of run.json: what makes a run this one
 READERS = {1: "install cpfl 0.1 to read it", 2: "begin a new run: cpfl run {}/experiment.toml --out NEW"}
 FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
 
@@ -66,6 +67,7 @@ class About(BaseModel):
     model_bytes: Count
     cohort_model_bytes: dict[str, Count]
     fingerprint: dict[str, str]
+    start: dict[str, str] = {}
     shape: list[Size]
     inputs: str = "numbers"
     fields: list[dict[str, Any]] = []
@@ -208,6 +210,30 @@ class RunFolder:
             self._about = tree
         return self._about
 
+    @property
+    def identity(self) -> str:
+        """What its files carry, so that those of another run are noticed; equal runs have the same one."""
+        about = self.about()
+        return files.checksum({key: about.get(key) for key in IDENTITY})
+
+    def save(self, path: Path, tensors: State, numbers: Mapping[str, Any], lasting: bool = True) -> str:
+        """Write tensors and numbers as a file of this run; its checksum."""
+        return files.save_tensors(path, tensors, {**numbers, "run": self.identity}, lasting)
+
+    def load(self, path: Path, checksum: str = "") -> tuple[State, dict[str, Any]]:
+        """Tensors and numbers of a file of this run; `checksum` is the one that another file says it has."""
+        tensors, numbers = files.load_tensors(path, checksum)
+        return tensors, self._own(path, numbers)
+
+    def numbers(self, path: Path) -> dict[str, Any]:
+        """The numbers of a file of this run, without its tensors."""
+        return self._own(path, files.read_numbers(path))
+
+    def _own(self, path: Path, numbers: dict[str, Any]) -> dict[str, Any]:
+        if numbers.pop("run", "") != self.identity:
+            raise ChangedError(path, self.path, "belongs to another run")
+        return numbers
+
     def log(self, event: str, **facts: Any) -> None:
         """Append to the log of starts and resumes."""
         machine = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": platform.machine()}
@@ -247,10 +273,20 @@ class RunFolder:
         """A cohort's model as it was after a round."""
         return self.path / "snapshots" / f"cohort-{cohort:04d}-round-{round:06d}.safetensors"
 
+    def checkpoints(self, cohort: int) -> list[Path]:
+        """A cohort's checkpoints, the newest first."""
+        return sorted((self.path / "checkpoints").glob(f"cohort-{cohort:04d}-round-*.safetensors"), reverse=True)
+
     def summary(self) -> dict[str, Any] | None:
         """The outcome, or None while the run is unfinished."""
         path = self.path / "summary.json"
-        return read_summary(path) if path.is_file() else None
+        return read_summary(path, self.identity) if path.is_file() else None
+
+    def global_state(self, results: Path | None = None) -> State:
+        """The global model of the run or of a later distillation: the one that its summary is about."""
+        results = results or self.path
+        summary = read_summary(results / "summary.json", self.identity)
+        return self.load(results / "models" / "global.safetensors", summary["model_checksum"])[0]
 
 
 def _is_leftover(path: Path) -> bool:
@@ -261,14 +297,8 @@ def _is_leftover(path: Path) -> bool:
 
 
 def load_state(path: Path) -> State:
-    """A model from a run folder."""
+    """A model from any run folder."""
     return files.load_tensors(path)[0]
-
-
-def load_global_state(results: Path) -> State:
-    """The global model of a run or of a later distillation, which must be the one that its summary is about."""
-    summary = read_summary(results / "summary.json")
-    return files.load_tensors(results / "models" / "global.safetensors", summary["model_checksum"])[0]
 
 
 @cache

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cpfl.errors import DamagedError
 from cpfl.runs import files
 
 LARGEST = 1e15  # of any number that is shown
@@ -60,11 +61,17 @@ class Outcome(_Shape):
     distill_seconds: Amount
     wall_seconds: Amount
     model_checksum: str
+    run: str
+    checksum: str
     distillation: Redistilled | None = None  # None: the run's own
 
 
-def read_summary(path: Path) -> dict[str, Any]:
-    """The outcome of a run or of a later distillation."""
+def read_summary(path: Path, run: str) -> dict[str, Any]:
+    """The outcome of a run or of a later distillation; `run` is the identity of its run folder."""
     tree = files.read_json(path)
     files.check_shape(path, Outcome, tree)
+    if tree["checksum"] != files.checksum(tree):
+        raise DamagedError(f"{path} was changed after it was written: restore it")
+    if tree["run"] != run:
+        raise DamagedError(f"{path} belongs to another run: restore this run's own")
     return tree

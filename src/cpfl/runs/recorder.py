@@ -103,7 +103,7 @@ class RunRecorder:
         """
         assert self._teachers is not None, "teachers were selected"
         path = self.results / "models" / "global.safetensors"
-        checksum = files.save_tensors(path, outcome.student, {"accuracy": outcome.accuracies["student_accuracy"]})
+        checksum = self.folder.save(path, outcome.student, {"accuracy": outcome.accuracies["student_accuracy"]})
         files.write_json(self.results / "clients.json", {"clients": outcome.client_accuracies})
         seconds = time.perf_counter() - self._distilling_since
         if trained := self._training:
@@ -122,7 +122,9 @@ class RunRecorder:
             "distill_seconds": round(outcome.seconds, 3),
             "wall_seconds": round(seconds, 3),
             "model_checksum": checksum,
+            "run": self.folder.identity,
             **more,
         }
+        summary["checksum"] = files.checksum(summary)
         files.write_json(self.results / "summary.json", summary)
         return summary

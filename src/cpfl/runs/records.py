@@ -32,14 +32,14 @@ def append_lines(path: Path, lines: Sequence[bytes]) -> None:
 class RunningDigest:
     """Size and checksum of a file that grows, without reading it again: what other files say of it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, what: str = "records") -> None:
         content = path.read_bytes() if path.is_file() else b""
-        self._size, self._hash = len(content), hashlib.sha256(content)
+        self._what, self._size, self._hash = what, len(content), hashlib.sha256(content)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the file is now."""
-        return {"records_size": self._size, "records_checksum": self._hash.hexdigest()}
+        return {f"{self._what}_size": self._size, f"{self._what}_checksum": self._hash.hexdigest()}
 
     def add(self, line: bytes) -> dict[str, Any]:
         """The facts after another line."""
@@ -72,15 +72,16 @@ def parse(path: Path, content: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-def seal(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with a checksum of itself and of all lines before it, as the next line of a sealed file."""
-    return {**record, "checksum": RunningDigest(path).add(encode(record))["records_checksum"]}
+def seal(path: Path, record: Mapping[str, Any], run: str) -> dict[str, Any]:
+    """The record with a checksum of its run, all lines before it and itself, as the next line of a sealed file."""
+    before = path.read_bytes() if path.is_file() else b""
+    return {**record, "checksum": hashlib.sha256(run.encode() + before + encode(record)).hexdigest()}
 
 
-def read_sealed(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a sealed file, without their checksums."""
+def read_sealed(path: Path, run: str) -> list[dict[str, Any]]:
+    """The whole lines of a sealed file of this run, without their checksums."""
     content = path.read_bytes() if path.is_file() else b""
-    digest, lines = hashlib.sha256(), parse(path, content)
+    digest, lines = hashlib.sha256(run.encode()), parse(path, content)
     for raw, line in zip(content.splitlines(keepends=True), lines, strict=False):  # the last one may be cut short
         own, start = digest.copy(), raw.rpartition(b',"checksum":')[0]
         own.update(start + b"}\n")
@@ -91,17 +92,17 @@ def read_sealed(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def check(path: Path, facts: Mapping[str, Any], whole: bool = False) -> None:
-    """Refuse a file that is not what a checkpoint or a teacher says of it (see RunningDigest).
+def check(run: Path, path: Path, facts: Mapping[str, Any], whole: bool = False, what: str = "records") -> None:
+    """Refuse a file of a run that is not what a checkpoint or a teacher says of it (see RunningDigest).
 
     `whole`: nothing may have been added since.
     """
-    size, content = facts.get("records_size", 0), path.read_bytes() if path.is_file() else b""
+    size, content = facts.get(f"{what}_size", 0), path.read_bytes() if path.is_file() else b""
     if len(content) < size:  # lines that a disk lost can be made again
         raise DamagedError(f"{path} is damaged: it is shorter than it was")
     head = content if whole else content[:size]
-    if hashlib.sha256(head).hexdigest() != facts.get("records_checksum"):
-        raise ChangedError(path, path.parent.parent)
+    if hashlib.sha256(head).hexdigest() != facts.get(f"{what}_checksum", hashlib.sha256().hexdigest()):
+        raise ChangedError(path, run)
 
 
 def truncate(path: Path, size: int) -> int:

@@ -11,7 +11,7 @@ from cpfl.models import State
 from cpfl.presets.published import published
 from cpfl.privacy import label_counts
 from cpfl.runs import files
-from cpfl.runs.folder import RunFolder, load_state
+from cpfl.runs.folder import RunFolder
 from cpfl.settings import GIVEN, Experiment, experiment_file
 from cpfl.task.loading import Notify, class_names, load_task
 from cpfl.task.population import assignment_rule
@@ -25,6 +25,7 @@ def describe(task: Task, data: str | Path | None, engine: str) -> dict[str, Any]
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "engine": engine,
         "data_folder": None if data is None else str(Path(data).absolute()),
+        "start": {path: files.tensors_checksum(state) for path, state in _starts(task).items()},
         "shape": list(task.data.train.shape),
         "inputs": task.data.transform.kind,
         "fields": [{"name": f.name, "dtype": f.dtype, "shape": list(f.shape)} for f in task.data.train.fields],
@@ -43,10 +44,14 @@ def describe(task: Task, data: str | Path | None, engine: str) -> dict[str, Any]
 
 def save_initial_models(folder: RunFolder, task: Task) -> None:
     """The models that cohorts start from, unless they are there."""
-    starts = {folder.own_start(cohort): own.start for cohort, own in task.cohort_models.items()}
-    for path, state in {folder.model("start"): task.start, **starts}.items():
-        if not path.is_file():
-            files.save_tensors(path, state, {"round": 0, "clock": 0.0})
+    for name, state in _starts(task).items():
+        if not folder.model(name).is_file():
+            folder.save(folder.model(name), state, {"round": 0, "clock": 0.0})
+
+
+def _starts(task: Task) -> dict[str, State]:
+    """The models that cohorts start from, by the names of their files."""
+    return {"start": task.start, **{f"start-{cohort:04d}": own.start for cohort, own in task.cohort_models.items()}}
 
 
 def reload_task(
@@ -94,8 +99,11 @@ def restored(task: Task, folder: RunFolder) -> Task:
 def _stored(folder: RunFolder, path: Path, start: State) -> State:
     """The initial model that was saved: a user's model need not start from the same weights twice."""
     if not path.is_file():
+        changed = folder.about()["start"].get(path.stem) != files.tensors_checksum(start)
+        if changed and any((folder.path / "rounds").glob("*.jsonl")):
+            raise ModelError(f"{path} is missing, and the given model has other weights: restore it")
         return start
-    stored = load_state(path)
+    stored, _ = folder.load(path)
     if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in start.items()}:
         raise ModelError(f"the model is not the one that {folder.path} started with: their parameters differ")
     return {name: stored[name] for name in start}  # in the model's order

@@ -4,13 +4,14 @@ The run folder is enough to answer that, so it can be answered again later witho
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cpfl.errors import DamagedError, RunFolderError
+from cpfl.errors import DamagedError, MissingError, RunFolderError
 from cpfl.federation.session import Session
 from cpfl.federation.stopping import ROUNDING
 from cpfl.models import State
@@ -39,17 +40,18 @@ class Teachers:
     untrained: bool  # all of them are initial models
     costs: dict[str, Any]  # of the whole run, for its summary
     accounts: list[dict[str, Any]]  # the same by cohort
+    load: Callable[[Path], State] = load_state  # from a file
 
     def states(self) -> Iterator[State]:
         """The models one after the other: those in files are never all in memory."""
-        return (load_state(source) if isinstance(source, Path) else source for source in self.sources)
+        return (self.load(source) if isinstance(source, Path) else source for source in self.sources)
 
 
 def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequence[Session] = ()) -> Teachers:
     """The models that these settings select; those of stopped `sessions` are taken from memory."""
     about = folder.about()
-    lines = [_records(folder, cohort, bool(sessions)) for cohort in range(len(about["cohorts"]))]
-    evaluations = records.read_sealed(folder.evaluations())
+    lines = [_records(folder, cohort) for cohort in range(len(about["cohorts"]))]
+    evaluations = records.read_sealed(folder.evaluations(), folder.identity)
     stops = [_stopped(cohort, line, evaluations) for cohort, line in enumerate(lines)]
     clocks = [line[-1]["clock"] if line else 0.0 for line in lines]
     moment = min(_moment(folder, settings, stops), max(stops))  # after the last stop nothing changes any more
@@ -99,18 +101,31 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
             }
             for cohort, own, stop in ((i, spent_by_cohort[i], stops[i]) for i in chosen)
         ],
+        load=lambda path: folder.load(path)[0],
     )
 
 
-def _records(folder: RunFolder, cohort: int, checked: bool) -> list[dict[str, Any]]:
-    """A cohort's records. If it has stopped, its teacher says whether they are sound, unless that is `checked`."""
-    path = folder.rounds(cohort)
+def _records(folder: RunFolder, cohort: int) -> list[dict[str, Any]]:
+    """A cohort's records; its teacher or its newest checkpoint says whether they and the evaluations are sound."""
+    path, facts = folder.rounds(cohort), _newest_checkpoint(folder, cohort)  # before records: they may be growing
     lines = records.read(path)
     if not all(type(line.get(key)) in kinds for line in lines for key, kinds in USED.items()):
         raise DamagedError(f"{path} is damaged: a line lacks {', '.join(USED)}, or has them in another type")
-    if lines and lines[-1]["stop"] and not checked:
-        records.check(path, files.read_numbers(folder.teacher(cohort)), whole=True)
+    stopped = bool(lines and lines[-1]["stop"])
+    if stopped or (folder.path / "summary.json").is_file():
+        facts = folder.numbers(folder.teacher(cohort))
+    if facts:
+        records.check(folder.path, path, facts, whole=stopped)
+        records.check(folder.path, folder.evaluations(), facts, what="evaluations")
     return lines
+
+
+def _newest_checkpoint(folder: RunFolder, cohort: int) -> dict[str, Any]:
+    """Its numbers; empty if there is none."""
+    for path in folder.checkpoints(cohort):
+        with suppress(DamagedError, MissingError):
+            return folder.numbers(path)
+    return {}
 
 
 def _stopped(cohort: int, lines: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> float:

@@ -21,6 +21,7 @@ from cpfl.runs.folder import RunFolder
 KEPT = 2  # checkpoints of a cohort: the newest may be damaged
 PAUSE = 0.25  # seconds between writes: readers are at most so far behind
 MAX_QUEUED = 256  # models that may wait for a slow disk before training does: they hold memory
+FACTS = ("_size", "_checksum")  # how names of numbers end that say what a file was
 RARE = ("excluded", "repeats", "stale", "wasted_cpu_seconds", "wasted_bytes")  # left out of records where they are 0
 
 StoredModel = tuple[Path, State, Mapping[str, Any]]
@@ -74,11 +75,14 @@ class RunWriter:
         for one in closed.snapshots:
             path = self._folder.snapshot(one.cohort, one.round)
             models.append((path, files.on_host(one.model), {"round": one.round, "clock": one.clock}))
-        if session.stopped:
-            models.append((self._folder.teacher(session.cohort), *_teacher(session)))
         if due or session.stopped:
-            state = capture(session, now - self._began)
+            evaluations = records.RunningDigest(self._folder.evaluations(), "evaluations").facts
+            tensors, numbers = capture(session, now - self._began)
+            state = tensors, {**numbers, **evaluations}
             self._saved[session.cohort] = now
+        if session.stopped:
+            model, stored = _teacher(session)
+            models.append((self._folder.teacher(session.cohort), model, {**stored, **evaluations}))
         record = {key: value for key, value in vars(closed.record).items() if value or key not in RARE}
         if closed.snapshots:  # records are vouched for: a snapshot that is missing later is noticed
             record["snapshots"] = [one.round for one in closed.snapshots]
@@ -126,7 +130,7 @@ class RunWriter:
             for path, model, numbers in item.models:
                 # A teacher vouches for all records of its cohort: checkpoints may be deleted.
                 own = facts if path == self._folder.teacher(item.cohort) else {}
-                files.save_tensors(path, model, {**numbers, **own})
+                self._folder.save(path, model, {**numbers, **own})
             if item.checkpoint:
                 tensors, numbers = item.checkpoint
                 checkpoints[item.cohort] = tensors, {**numbers, **facts}
@@ -141,7 +145,7 @@ class RunWriter:
             files.sync(self._folder.rounds(cohort))
         for cohort, (tensors, numbers) in checkpoints.items():
             path = self._folder.path / "checkpoints" / f"cohort-{cohort:04d}-round-{numbers['round']:06d}.safetensors"
-            files.save_tensors(path, tensors, numbers, lasting=False)
+            self._folder.save(path, tensors, numbers, lasting=False)
         files.sync(self._folder.path / "checkpoints")  # once for all of them
         there = sorted((self._folder.path / "checkpoints").glob("cohort-*.safetensors"), reverse=True)
         for _, paths in itertools.groupby(there, lambda path: path.name.partition("-round-")[0]):
@@ -169,11 +173,10 @@ def restore(folder: RunFolder, session: Session) -> tuple[float, list[str], int]
     recorded after the checkpoint and are run again.
     """
     damaged = []
-    pattern = f"cohort-{session.cohort:04d}-round-*.safetensors"
-    for path in sorted((folder.path / "checkpoints").glob(pattern), reverse=True):
+    for path in folder.checkpoints(session.cohort):
         try:
-            tensors, numbers = files.load_tensors(path)
-            records.check(folder.rounds(session.cohort), numbers)
+            tensors, numbers = folder.load(path)
+            records.check(folder.path, folder.rounds(session.cohort), numbers)
         except DamagedError as error:
             damaged.append(str(error))
             path.unlink(missing_ok=True)  # or it would be taken for the newest again
@@ -185,8 +188,8 @@ def restore(folder: RunFolder, session: Session) -> tuple[float, list[str], int]
         session.restore(states, numbers)  # type: ignore[arg-type]
         if session.stopped:  # its file may be damaged, and later distillations will read it
             model, stored = _teacher(session)
-            facts = {key: numbers[key] for key in ("records_size", "records_checksum")}
-            files.save_tensors(folder.teacher(session.cohort), model, {**stored, **facts})
+            facts = {key: value for key, value in numbers.items() if key.endswith(FACTS)}
+            folder.save(folder.teacher(session.cohort), model, {**stored, **facts})
         return (
             numbers["wall_seconds"],
             damaged,

@@ -8,8 +8,8 @@ from typing import Any
 
 from cpfl import api
 from cpfl.errors import CpflError, RunFolderError
-from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
+from cpfl.runs.outcome import read_summary
 from cpfl.settings.types import hours, interval
 
 QUORUMS = (0.25, 0.5, 0.75)  # the run itself waited for all cohorts
@@ -53,7 +53,7 @@ def missing(folder: RunFolder) -> list[dict[str, Any]]:
     done = []
     for path in (folder.path / "distillations").glob("*/summary.json"):
         with suppress(CpflError):  # a damaged one is distilled again
-            done.append(files.read_json(path).get("distillation"))
+            done.append(read_summary(path, folder.identity).get("distillation"))
     return [settings for settings in wanted if (own.model_dump() | settings) not in done]
 
 

@@ -184,7 +184,7 @@ def _check(grid: SweepGrid, folder: Path, common: Mapping[str, Any], notify: Cal
         if not (path / "run.json").is_file():
             RunFolder.check_free(path)
             continue
-        run = RunFolder.open(path)
+        run = RunFolder.open(path).verify()
         if run.experiment() != grid.experiment(name):
             raise RunFolderError(f"{path} holds a run with other settings: choose another folder")
         if run.summary() is not None:
