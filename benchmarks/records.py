@@ -27,7 +27,7 @@ from rich.console import Console
 from cpfl.devices.fleet import Fleet
 from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Session
 from cpfl.models import State
-from cpfl.runs.folder import FOLDERS, RunFolder
+from cpfl.runs.folder import RunFolder
 from cpfl.runs.writer import RunWriter
 from cpfl.settings import Experiment
 from cpfl.terminal import RunView
@@ -92,8 +92,9 @@ def measure(cohorts: int, rate: float, seconds: float, folder: Path, written: bo
     """The loop with a writer or a view against the loop with neither."""
     bare = loop(cohorts, rate, min(seconds, 5.0), None, False)
     path = folder / str(cohorts)
-    for name in FOLDERS:
-        (path / name).mkdir(parents=True)
+    facts = {"engine": "none", "fingerprint": {}, "shape": [1], "classes": 2, "class_names": None, "samples": {}}
+    facts |= {"data_folder": None, "label_counts": [], "cohorts": [], "model_bytes": 1, "cohort_model_bytes": {}}
+    run = RunFolder.create(path, Experiment(clients=CLIENTS), facts)
     fsyncs, original = [0], os.fsync
 
     def counted(fd: Any) -> None:
@@ -102,7 +103,7 @@ def measure(cohorts: int, rate: float, seconds: float, folder: Path, written: bo
 
     os.fsync = counted
     try:
-        full = loop(cohorts, rate, seconds, RunWriter(RunFolder(path), CHECKPOINT_SECONDS) if written else None, shown)
+        full = loop(cohorts, rate, seconds, RunWriter(run, CHECKPOINT_SECONDS) if written else None, shown)
     finally:
         os.fsync = original
     return {

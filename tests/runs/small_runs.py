@@ -97,7 +97,7 @@ def made_by_hand(path: Path, experiment: Experiment | None = None, **about: Any)
 def rewrite(path: Path, **entries: Any) -> None:
     """Other values in a JSON file that carries its checksum, as if a program had written them."""
     tree = json.loads(path.read_text()) | entries
-    files.write_json(path, tree | {"checksum": files.checksum(tree)})
+    path.write_text(json.dumps(tree | {"checksum": files.checksum(tree)}))
 
 
 def reseal(path: Path) -> None:
