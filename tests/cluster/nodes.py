@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from small_runs import content
 from tests.cluster.zygote import RAY, Fork, Zygote
 
 from cpfl.deploy.local_fleet import free_port
@@ -198,6 +197,8 @@ def at_work(process: Fork, run: Path, least: int) -> list[dict[str, Any]]:
 
 def same(one: Path, other: Path) -> None:
     """Two runs are equal: every record and every model, bit by bit."""
+    from small_runs import content  # Ray's workers import this module, but not from the folder of that one
+
     assert rounds(one) == rounds(other)
     models, others = ({path.name: content(path) for path in (run / "models").iterdir()} for run in (one, other))
     assert "global.safetensors" in models

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from small_runs import reseal
 from tests.processes import CPFL, Program
 
 PATIENT = "tests.dashboard.patient:dashboard"
@@ -100,6 +101,7 @@ def three(root: Path, finished: Path, unfinished: Path) -> Path:
         shutil.copytree(unfinished, runs / name)
         path = runs / name / "experiment.toml"
         path.write_text(path.read_text().replace("seed = 90", f"seed = {seed}"))
+        reseal(path.parent)
     return runs
 
 

@@ -160,6 +160,7 @@ def test_a_resumed_run_that_was_truncated_between_two_updates(run: Path) -> None
     assert followed.histories[0].rounds == 4
     longer = json.dumps(json.loads(lines[1]) | {"note": "x" * 2000}).encode() + b"\n"  # grown beyond what was read
     path.write_bytes(lines[0] + longer + b"".join(lines[2:]))
+    (run / "models" / "cohort-0000.safetensors").unlink()  # it vouches for the records as they were
     for _ in range(2):
         followed.read(MOST)
     assert vars(followed.histories[0]) == vars(read(run).histories[0])
