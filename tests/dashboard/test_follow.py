@@ -15,7 +15,7 @@ import cpfl
 from cpfl.dashboard import follow
 from cpfl.dashboard.dashboard import Dashboard
 from cpfl.dashboard.follow import Followed, Tail
-from cpfl.dashboard.live import training_left
+from cpfl.dashboard.live import training_left, worker_pool
 from cpfl.errors import DamagedError
 from cpfl.report.reading import LONGEST, CohortHistory, read
 from cpfl.runs import records
@@ -151,6 +151,7 @@ def test_followed_is_as_read_at_once(run: Path) -> None:
 
 
 def test_a_resumed_run_that_was_truncated_between_two_updates(run: Path) -> None:
+    (run / "summary.json").unlink()  # a finished one has all its records
     path = run / "rounds" / "cohort-0000.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:4]))
@@ -262,6 +263,40 @@ def test_a_damaged_run_is_named_and_the_others_drawn(run: Path) -> None:
     assert "1 folder is damaged" in text
     assert "a line is not JSON" in text
     assert 'data-figure="trade-off"' in text
+
+
+def test_damaged_evaluations_are_those_of_one_run(run: Path) -> None:
+    """The others are shown, by the page and by the report; the file may be restored."""
+    path = Path(shutil.copytree(run, run.parent / "two")) / "evaluations.jsonl"
+    path.write_text('{"round": 1}\n')
+    (path.parent / "summary.json").unlink()
+    dashboard = Dashboard(run.parent)
+    text = dashboard.page().decode()
+    assert "1 folder is damaged" in text
+    assert "evaluations.jsonl was changed" in text
+    assert 'data-figure="trade-off"' in text
+    path.unlink()
+    dashboard._next = 0
+    assert "is damaged" not in dashboard.page().decode()
+
+
+FOREIGN = ["5", "[]", "null", '{"workers": 5}', '{"workers": [5]}', "[" * 20_000 + "]" * 20_000]
+FOREIGN += ['{"workers": [{"worker": 1, "node": 1, "device": 1, "load": 1%s, "samples_per_second": 1}]}' % ("0" * 400)]
+
+
+@pytest.mark.parametrize("content", FOREIGN, ids=lambda text: text[:15])
+def test_workers_of_a_foreign_shape_are_not_shown(content: str, run: Path) -> None:
+    (run / "summary.json").unlink()
+    (run / "workers.json").write_text(content)
+    assert worker_pool("one", run, (run / "workers.json").stat().st_mtime) is None
+    assert b"<h1" in Dashboard(run.parent).page()
+
+
+def test_names_that_are_no_text_are_shown_as_text(run: Path) -> None:
+    (run / "summary.json").unlink()
+    worker = {"worker": "\ud800", "node": 1, "device": 1, "load": 1, "samples_per_second": 1, "cohorts": [0]}
+    (run / "workers.json").write_text(json.dumps({"workers": [worker]}))
+    assert b"<h1" in Dashboard(run.parent).page()
 
 
 def test_nothing_is_written(run: Path) -> None:

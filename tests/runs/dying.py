@@ -102,14 +102,18 @@ def kill(mode: str, argument: str) -> Before:
 def main() -> None:
     mode, argument, *words = sys.argv[1:]
     writer.PAUSE = 0.02  # a fast run, too, is written several times
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if mode == "limit":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(argument), int(argument)))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(argument), before[1]))
     else:
         FileHook(Path(words[words.index("--out") + 1] if "--out" in words else words[1]), kill(mode, argument))
     sys.argv = ["cpfl", *words]
     from cpfl.cli import main as cpfl
 
-    cpfl()
+    try:
+        cpfl()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)  # what measures this process writes at its end
 
 
 if __name__ == "__main__":

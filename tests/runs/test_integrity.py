@@ -213,7 +213,7 @@ def test_files_of_other_cohorts_are_refused(kind: str, run: Path) -> None:
     with pytest.raises(DamagedError, match=f"it was written as {second.name}"):
         files.load_tensors(first)
     if kind == "teacher":
-        refusal(lambda: api.distill(run, device="cpu"), "cohort-0000")
+        refusal(lambda: api.distill(run, device="cpu"), "cohort-0000", f"it was written as {second.name}")
     if kind == "snapshot":
         clock = records.read(folder.rounds(0))[0]["clock"]
         refusal(lambda: api.distill(run, at=f"{clock + 1}s", device="cpu"), first.name, "written as")
@@ -317,7 +317,11 @@ def test_records_of_unfinished_cohorts_are_vouched_for(tmp_path: Path, interrupt
     refusal(lambda: api.distill(path, **at), f"{lines} was changed", NEW_RUN.format(path))
 
 
-def test_a_cut_record_of_a_finished_run_is_damage(run: Path) -> None:
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_cut_record_of_a_stopped_cohort_is_damage(finished: bool, run: Path) -> None:
+    """Nobody has to wait for it."""
+    if not finished:
+        (run / "summary.json").unlink()
     lines = RunFolder.open(run).rounds(0)
     lines.write_bytes(lines.read_bytes()[:-9])
     refusal(lambda: api.distill(run, device="cpu"), f"{lines} is damaged", "shorter than it was")

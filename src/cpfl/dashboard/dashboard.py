@@ -39,7 +39,7 @@ class Dashboard:
         with self._lock:
             self._update()
             if self._page is None:
-                self._page = render(self._tree, refresh=ADDRESS).encode()
+                self._page = render(self._tree, refresh=ADDRESS).encode(errors="replace")
             return self._page
 
     def fresh(self) -> tuple[bytes, str]:

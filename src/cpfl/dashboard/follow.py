@@ -60,13 +60,14 @@ class Followed:
         self.caught_up = False  # all records were read
         self.began = self.ended = 0.0  # when run.json and summary.json were written; 0: not yet
         self._facts: RunFacts | None = None
+        self._evaluations: list[dict[str, Any]] = []
         self._files: list[tuple[int, float, int] | None] = []
 
     @property
     def facts(self) -> RunFacts:
         """The run as far as it has been read, unless it is damaged."""
         assert self._facts is not None, "reload has read it, or has found damage"
-        return replace(self._facts, followed=self.histories)
+        return replace(self._facts, followed=self.histories, evaluated=self._evaluations)
 
     @property
     def finished(self) -> bool:
@@ -84,8 +85,8 @@ class Followed:
         return max(self.began, self._epochs.modified, *(tail.modified for tail in self.tails))
 
     def reload(self) -> bool:
-        """Read the short files if one has changed: settings, cohorts, outcome, later distillations."""
-        names = [self.path / name for name in ("run.json", "experiment.toml", "summary.json")]
+        """Read the short files if one has changed: settings, cohorts, outcome, evaluations, later distillations."""
+        names = [self.path / name for name in ("run.json", "experiment.toml", "summary.json", "evaluations.jsonl")]
         found = [_stamp(path) for path in (*names, *sorted(self.path.glob("distillations/*/summary.json")))]
         if found == self._files:
             return False
@@ -103,6 +104,7 @@ class Followed:
                 cohorts = range(len(self._facts.about["cohorts"]))
                 self.tails = [Tail(self._facts.folder.rounds(cohort)) for cohort in cohorts]
                 self.histories = [CohortHistory() for _ in cohorts]
+            self._evaluations = self._facts.evaluations
             facts = self.facts
             _ = facts.cohorts, facts.students
         except READ_ERRORS as error:

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cpfl.dashboard.follow import Followed
-from cpfl.errors import DamagedError
 from cpfl.report import cohort_figures
 from cpfl.report.content import Tree, figure, with_rows
-from cpfl.report.reading import CohortHistory, RunFacts
-from cpfl.runs import records
+from cpfl.report.reading import READ_ERRORS, CohortHistory, RunFacts
 from cpfl.settings import Experiment
 from cpfl.terminal.progress import Bounds, duration, rounds_left, time_left
 from cpfl.terminal.views import worker_cells
@@ -120,11 +118,8 @@ def training_left(
 
 def _cpu_budgets(facts: RunFacts) -> dict[int, float]:
     """The CPU seconds that the latest evaluation allows each cohort, if there is one and a limit."""
-    try:
-        lines = records.read(facts.folder.evaluations())
-    except DamagedError:  # the run itself will say so
-        return {}
-    return dict(zip(lines[-1]["cohorts"], lines[-1]["cpu_budgets"], strict=False)) if lines else {}
+    last = facts.evaluations[-1] if facts.evaluations else {}
+    return dict(zip(last.get("cohorts", ()), last.get("cpu_budgets", ()), strict=False))
 
 
 def _state(run: Followed, facts: RunFacts, stopped: int, now: float) -> tuple[str, str]:
@@ -160,7 +155,7 @@ def worker_pool(run: str, folder: Path, now: float) -> Tree | None:
             {key: str(worker[key]) for key in ("worker", "node", "device")} | worker_cells(worker)
             for worker in load["workers"]
         ]
-    except (OSError, ValueError, KeyError, TypeError):  # it is rewritten every second
+    except (*READ_ERRORS, RecursionError):  # it is rewritten every second, or not ours
         return None
     return {"run": run, "workers": rows, "dashboard": link if link.startswith(("http://", "https://")) else ""}
 

@@ -18,6 +18,7 @@ from cpfl.settings import Experiment
 from cpfl.settings.types import hours
 
 EVALUATED = ("round", "cpu_hours", "accuracy")  # numbers of every line of evaluations.jsonl
+SHARED = ("cohorts", "cpu_budgets")  # lists of such a line: which cohorts may spend how much
 LONGEST = 2048  # points of a curve: more than a screen is wide
 DEPTH = 2  # levels below a folder at which its runs are found
 # What reading a damaged folder may raise; all but the first two come from valid JSON of another shape.
@@ -114,6 +115,7 @@ class RunFacts:
     about: dict[str, Any]
     summary: dict[str, Any] | None  # None: unfinished
     followed: list[CohortHistory] | None = None  # its cohorts so far, where the dashboard follows the run
+    evaluated: list[dict[str, Any]] | None = None  # and its evaluations so far
 
     @property
     def name(self) -> str:
@@ -152,10 +154,13 @@ class RunFacts:
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
         """Under the stopping rule joint: every evaluation of the ensemble of all cohort models."""
+        if self.evaluated is not None:
+            return self.evaluated
         path = self.folder.evaluations()
         lines = records.read_sealed(path, self.folder.identity)
-        if not all(_finite(line.get(key)) for line in lines for key in EVALUATED):
-            raise DamagedError(f"{path} is damaged: a line lacks {', '.join(EVALUATED)}")
+        sound = all(_finite(line.get(key)) for line in lines for key in EVALUATED)
+        if not (sound and all(isinstance(line.get(key, []), list) for line in lines for key in SHARED)):
+            raise DamagedError(f"{path} is damaged: a line lacks {', '.join(EVALUATED)}, or is not that of evaluations")
         return lines
 
     @cached_property
