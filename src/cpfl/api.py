@@ -150,6 +150,7 @@ def resume(
     folder = RunFolder.open(Path(path)).verify()
     if folder.summary() is not None:
         return Run(folder.path)
+    named = bool(engine)
     if not engine:  # the one it started with: another one differs by rounding
         engine = folder.engine()
         if engine not in NAMES:
@@ -157,7 +158,7 @@ def resume(
             if engine == "flower":
                 remedy = "start the Flower app again with the same out"
             raise RunFolderError(f"{folder.path} was started with the engine {engine!r}: {remedy}")
-    cluster, on_device = _hardware(engine, device, workers, cluster)
+    cluster, on_device = _hardware(engine, device, workers if named else min(workers, 1), cluster)
     callback = callback or Callback()
     task = reload_task(folder, data, model, given_arrays(train, test, public), callback.on_message)
     make_engine = partial(create_engine, engine, task, on_device, callback.on_message, workers, cluster)
@@ -225,6 +226,8 @@ def _hardware(
     """The cluster and the device that these arguments mean, checked."""
     cluster = resolve_cluster(cluster, device)
     if isinstance(engine, Engine):
+        if workers > 1:
+            raise SettingError(f"workers = {workers} has no effect: an engine of your own is made with its own")
         return cluster, torch_device(cluster.device, engine.name)
     check_engine(engine, workers, cluster)
     on_device = torch_device(cluster.device, engine)
@@ -250,6 +253,8 @@ def execute(
         folder.remove_leftovers()
         save_initial_models(folder, task)
         engine = make_engine()
+        if task.experiment.precision == "tf32" and (engine.device or device.type) != "cuda":
+            callback.on_message("precision = tf32 is a GPU's: here it is that of float32")
         engine.on_event, engine.on_load = folder.log, partial(_show_load, folder, followers)
         more = {"workers_device": engine.device} if engine.name == "ray" else {}
         folder.log(event, engine=engine.name, device=str(device), **more)

@@ -73,6 +73,8 @@ def resume(
     if (path / grid.FILE).is_file():
         sweeps.run_sweep(path, path, jobs, as_json, arguments)
         return
+    if jobs > 1:
+        raise SettingError(f"--jobs {jobs} is for the runs of a sweep, and {path} is no sweep")
     folder = RunFolder.open(path)
     if folder.summary() is not None:
         (options.notify if as_json else options.say)(f"{path} is finished already")

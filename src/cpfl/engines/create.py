@@ -21,6 +21,7 @@ from cpfl.task.task import Task
 NAMES = ("auto", "reference", "workers", "lanes", "ray")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 Notify = Callable[[str], None]
+ONE_PROCESS = ("reference", "lanes")
 NOT_IN_LANES = "this model cannot train in lanes, one client at a time instead: "
 
 
@@ -30,6 +31,8 @@ def check_engine(name: str, workers: int = 0, cluster: ClusterConfig | None = No
         raise SettingError(f"workers = {workers} is not allowed: 1 or more, or 0 for one on each core")
     if name not in NAMES:
         raise SettingError(f"engine = {name!r} is unknown; known: {', '.join(NAMES)}")
+    if workers > 1 and name in ONE_PROCESS:
+        raise SettingError(f"workers = {workers} has no effect with engine = {name!r}: use the engine workers, or ray")
     check_config(name, cluster or ClusterConfig())
 
 
@@ -124,6 +127,8 @@ class GroupedEngine(Engine):
 def _local_engine(name: str, task: Task, device: torch.device, notify: Notify, workers: int) -> Engine:
     """An engine of this machine."""
     name = resolve_engine(name, task, device, notify)
+    if workers > 1 and name in ONE_PROCESS:
+        notify(f"workers = {workers} has no effect here: the engine {name} trains in one process")
     if name == "reference":
         return ReferenceEngine(task, device)
     if name == "workers":

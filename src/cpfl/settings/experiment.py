@@ -71,6 +71,10 @@ class Experiment(Section):
             interval(self.snapshots)
         if self.cohorts > self.clients:
             raise ValueError(f"cohorts = {self.cohorts} is more than clients = {self.clients}: 1 to {self.clients}")
+        if self.federation.participants > self.clients:
+            raise ValueError(
+                f"federation.participants = {self.federation.participants} is more than clients = {self.clients}"
+            )
         for name in self.model.by_cohort:
             if not (re.fullmatch("0|[1-9][0-9]{0,8}", name) and int(name) < self.cohorts):
                 raise ValueError(f"model.by_cohort names cohort {quoted(name)}: cohorts are 0 to {self.cohorts - 1}")

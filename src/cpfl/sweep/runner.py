@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from cpfl import api, trackers
 from cpfl.api import Run
 from cpfl.callbacks import Callback
-from cpfl.engines.create import check_engine, torch_device
+from cpfl.engines.create import ONE_PROCESS, check_engine, torch_device
 from cpfl.engines.ray import resolve_cluster
 from cpfl.engines.workers.pool import cores
 from cpfl.errors import RunFolderError, SettingError, SweepError
@@ -151,7 +151,8 @@ def sweep(
         callback.on_start(grid, finished)
         for name in finished:
             end(folder / name, None)
-        common["workers"] = common.get("workers") or max(1, cores() // jobs)  # runs at the same time share the cores
+        if not common.get("workers") and grid.engine not in ONE_PROCESS:
+            common["workers"] = max(1, cores() // jobs)  # runs at the same time share the cores
         work = {folder / name: grid.experiment(name) for name in grid.runs if name not in finished}
         if scheduler is not None:
             scheduler.run(work, common, callback, end)
@@ -175,7 +176,7 @@ def _check(grid: SweepGrid, folder: Path, common: Mapping[str, Any], notify: Cal
     """Find mistakes in any of the runs before the first one starts; the names of the finished runs."""
     if (folder / "run.json").is_file():
         raise RunFolderError(f"{folder} is a run, not a sweep: choose another folder")
-    check_engine(common.get("engine", "auto"), 0, common["cluster"])
+    check_engine(common.get("engine", "auto"), common.get("workers", 0), common["cluster"])
     torch_device(common.get("device", "auto"), common.get("engine", "auto"))
     trackers.check(common.get("track", ()))
     finished = []

@@ -38,6 +38,9 @@ def load_task(
     for cohort in range(len(task.cohorts)):  # what a session refuses is refused before anything is written
         task.session(cohort)
     hidden = [cohort for cohort, row in enumerate(label_counts.to_rows(task.label_counts)) if row is None]
+    largest, wanted = max(map(len, task.cohorts)), experiment.federation.participants
+    if wanted > largest:  # no mistake in a sweep over n
+        notify(f"federation.participants = {wanted}: no cohort has so many clients, all of at most {largest} take part")
     if hidden:
         notify(
             f"cohorts {hidden} have fewer than privacy.min_clients = {experiment.privacy.min_clients} clients: "
