@@ -83,3 +83,13 @@ def test_the_arithmetic_of_a_gpu(tmp_path: Path) -> None:
     said = Messages()
     run(tmp_path / "run", said, settings=FEW | {"precision": "tf32"})
     assert said.about("precision = tf32")
+
+
+def test_nothing_is_distilled_from_one_cohort(tmp_path: Path) -> None:
+    """No mistake: scripts give the same settings for every n."""
+    said = Messages()
+    run(tmp_path / "one", said, settings=FEW | {"cohorts": 1, "distillation.lr": 0.01})
+    assert said.about("cohorts = 1: nothing is distilled")
+    said = Messages()
+    run(tmp_path / "two", said, settings=FEW)
+    assert not said.about("distilled")
