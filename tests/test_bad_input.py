@@ -116,6 +116,15 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "model.name=gn-lenet": ("(1, 8, 8)",),
     "model.args.hiden=3": ("mlp", "hiden"),
     "distillation.student=mpl": ("distillation.student", "mlp"),
+    "model.args.foo=1": ("model.args.foo", "mlp", "it takes hidden"),
+    # what is allowed, in words
+    "name=a/b": ("name = 'a/b'", "letters, digits, '_', '.' and '-' are allowed"),
+    "seed=07:32:00": ("seed = 07:32:00 is not allowed", "integer"),
+    "data.public_std=[0.5]": ("data.public_std is given without data.public_mean",),
+    "data.std=[1e-40]": ("data.std must be 1e-09 or more",),
+    "federation.local_steps=3000000": ("federation.local_steps = 3000000", "1000000"),
+    "federation.local_steps=1000000": ("federation.local_steps = 1,000,000", "at most 10,000,000 are possible"),
+    "federation.local_epochs=100000": ("federation.local_epochs = 100,000", "at most 10,000,000 are possible"),
 }
 
 
@@ -158,6 +167,7 @@ OPTIONS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("run", "nowhere.toml"): ("nowhere.toml", "No such file"),
     ("run", "digits", "--device", "banana"): ("device = 'banana'", "cpu", "cuda"),
     ("run", "digits", "--device", "meta"): ("device = 'meta'",),
+    ("run", "digits", "--device", "mps"): ("device = 'mps' cannot be used: this machine or",),
     ("run", "digits", "--engine", "warp"): ("engine = 'warp'", "reference"),
     ("run", "digits", "--data", "nowhere"): ("data = 'nowhere'", "not a folder"),
     ("sweep", "digits", "--cohorts", "1,two"): ("--cohorts", "1,two", "1,2,4"),
@@ -220,6 +230,7 @@ def test_an_option_that_is_no_number(cpfl_command: Command, finished: Path) -> N
         (b"[data]\nalpa = 1", ("data.alpa", "did you mean data.alpha?")),
         (b"[dat]\nalpha = 1", ("dat",)),
         (b"data = 3", ("data = 3",)),
+        (b"\xef\xbb\xbfalpa = 1", ("no setting alpa",)),  # begins with a byte order mark
     ],
 )
 def test_a_broken_experiment(cpfl_command: Command, tmp_path: Path, text: bytes, words: tuple[str, ...]) -> None:
@@ -391,7 +402,7 @@ def test_images_that_are_not_there(cpfl_command: Command, finished: Path, tmp_pa
     (tmp_path / "empty").mkdir()
     refused(cpfl_command("predict", finished, "empty"), "empty", "no images", ".png")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG not really")
-    refused(cpfl_command("predict", finished, "broken.png"), "broken.png", "image")
+    refused(cpfl_command("predict", finished, "broken.png"), "broken.png", "its format is unknown, or it is damaged")
 
 
 DAMAGE: dict[str, tuple[str, bytes, tuple[str, ...]]] = {

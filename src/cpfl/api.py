@@ -27,6 +27,7 @@ from cpfl.runs.reload import check_snapshots, describe, reload_task, save_initia
 from cpfl.settings import GIVEN, Distillation, Experiment, effects, experiment_file
 from cpfl.task.loading import absolute, check_public, given_arrays, load_task
 from cpfl.task.task import Task, UserModel
+from cpfl.user_files import expanded
 
 RUNS = Path("runs")
 
@@ -106,7 +107,7 @@ def run(
         chosen = experiment_file.load(experiment, settings=changes)
     check_public(chosen, experiment, settings or ())
     cluster, on_device = _hardware(engine, device, workers, cluster)
-    path = Path(out) if out is not None else RUNS / new_name(chosen)
+    path = expanded(Path(out), "out") if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)
     chosen = absolute(chosen)
     check_snapshots(chosen)
@@ -252,6 +253,7 @@ def execute(
     recorder, summary, engine = RunRecorder(folder, task.experiment, followers), None, Engine()
     folder.lock()
     try:
+        folder.make_folders()
         folder.remove_leftovers()
         save_initial_models(folder, task)
         engine = make_engine()

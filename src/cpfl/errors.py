@@ -5,12 +5,16 @@ Anything else that is raised is a bug of ours.
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
 LONGEST = 480  # characters of a sentence
 # Control characters, lone surrogates, and marks that change the direction of text.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+FAILURES = (Exception, SystemExit)  # of a user's code, which may call sys.exit()
 
 
 class CpflError(Exception):
@@ -43,7 +47,7 @@ class DivergedError(CpflError):
         cohort, client, round, loss = self.args
         return (
             f"the loss of client {client} in cohort {cohort} became {loss} in round {round}: "
-            "lower federation.lr, or look at that client's data"
+            "lower federation.lr; if it is low already, look at that client's inputs and at what the model computes"
         )
 
 
@@ -98,8 +102,10 @@ class ChangedError(RunFolderError):
         return shortened(f"{path} {how}: {remedy}", LONGEST)
 
 
-def first_line(error: Exception) -> str:
-    """What another library says is wrong, in one line."""
+def first_line(error: BaseException) -> str:
+    """What another library, or a user's code, says is wrong, in one line."""
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({'' if error.code is None else quoted(error.code)})"
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -122,6 +128,6 @@ def shortened(text: str, longest: int) -> str:
 def quoted(value: object, longest: int = 120) -> str:
     """A value as a sentence quotes it: as Python writes it, shortened."""
     try:
-        return shortened(repr(value), longest)
+        return shortened(str(value) if isinstance(value, date | time) else repr(value), longest)
     except (ValueError, RecursionError):  # a whole number of 5,000 digits, or lists a thousand deep
         return "a value that is too large to be shown"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast, get_type_hints
 
-from cpfl.errors import CpflError, SettingError, first_line, quoted, shortened
+from cpfl.errors import FAILURES, CpflError, SettingError, first_line, quoted, shortened
 
 Base = TypeVar("Base")
 NEEDED = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
@@ -64,7 +64,7 @@ class Registry(Generic[Base]):
         base = load(self._base)
         try:
             found = load(self._built_in.get(name, name))
-        except Exception as error:  # a user's module can fail in any way
+        except FAILURES as error:  # a user's module can fail in any way
             raise SettingError(f"{self.key} = {quoted(name)} cannot be loaded: {first_line(error)}") from None
         if not (isinstance(found, type) and issubclass(found, base)) or (found is base and name not in self.names):
             raise SettingError(f"{self.key} = {quoted(name)} is no subclass of cpfl.{base.__name__}")
@@ -81,7 +81,7 @@ class Registry(Generic[Base]):
             raise
         except ArgumentError as error:
             raise SettingError(f"{self._args_key}.{error}") from None
-        except Exception as error:  # a user's class can fail in any way
+        except FAILURES as error:  # a user's class can fail in any way
             what = f" does not take {self._args_key} = {quoted(dict(args))}" if args else " cannot be made"
             raise SettingError(f"{self.key} = {quoted(name)}{what}: {first_line(error)}") from None
 

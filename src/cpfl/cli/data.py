@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from cpfl.cli.options import AsJson, DataFolder, ExperimentName, Settings, console, say, show_json, show_table
+from cpfl.cli.options import (
+    AsJson,
+    DataFolder,
+    ExperimentName,
+    PathArgument,
+    Settings,
+    console,
+    say,
+    show_json,
+    show_table,
+)
 
 app = typer.Typer(help="Data sets: list, get, check, import.", no_args_is_help=True)
 
@@ -94,7 +104,8 @@ def check(
 def import_set(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new set.")],
     source: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="train/<label>/*.png, test/<label>/*.png; or images.")
+        Path,
+        PathArgument(metavar="FOLDER", help="train/<label>/*.png, test/<label>/*.png; or images."),
     ],
     data: DataFolder = None,
 ) -> None:

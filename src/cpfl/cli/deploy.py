@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cpfl.cli.options import AsJson, Settings, notify, say
+from cpfl.cli.options import AsJson, PathArgument, PathOption, Settings, notify, say
 from cpfl.errors import CpflError
 
 app = typer.Typer(no_args_is_help=True, help=r"A real fleet on Flower: pip install 'cpfl\[flower]'.")
@@ -14,7 +14,9 @@ ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 
 @app.command()
-def new(path: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")]) -> None:
+def new(
+    path: Annotated[Path, PathArgument(metavar="DIR", help="A new folder for the app.")],
+) -> None:
     """Write a short app to start from: your model, your data, the experiment.
 
     Example: cpfl deploy new fleet
@@ -28,12 +30,12 @@ def new(path: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder f
 
 @app.command()
 def local(
-    folder: Annotated[Path | None, typer.Argument(metavar="[APP]", help="The app. Default: the template.")] = None,
+    folder: Annotated[Path | None, PathArgument(metavar="[APP]", help="The app. Default: the template.")] = None,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes, one client each.")] = 8,
     cohorts: Annotated[int, typer.Option(min=1, help="Number of cohorts, n.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="The run folder. Default: a new one in runs/.")] = None,
+    out: Annotated[Path | None, PathOption(help="The run folder. Default: a new one in runs/.")] = None,
     settings: Settings = None,
-    keep: Annotated[Path | None, typer.Option(help="Keep certificates, keys and logs in this new folder.")] = None,
+    keep: Annotated[Path | None, PathOption(help="Keep certificates, keys and logs in this new folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an app on this machine: a SuperLink and nodes with TLS and keys on localhost, stopped at the end.

@@ -54,7 +54,8 @@ def cohorts(
         str, typer.Option("--cohorts", help="Values of n to compare, such as 1,4,16. Default: the experiment's.")
     ] = "",
     out: Annotated[
-        Path | None, typer.Option(help="Write a picture (.svg, .png, .pdf, .html), or the assignment (.csv).")
+        Path | None,
+        options.PathOption(help="Write a picture (.svg, .png, .pdf, .html), or the assignment (.csv)."),
     ] = None,
     data: options.DataFolder = None,
     as_json: options.AsJson = False,

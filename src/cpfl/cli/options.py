@@ -1,16 +1,20 @@
 """Options that several commands share, and how commands print. Imports nothing heavy: every help text needs it."""
 
 import json
+import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from cpfl.errors import SettingError, printable
+from cpfl.user_files import expanded
 
 WIDE = 160
 
@@ -26,9 +30,25 @@ def _console(stderr: bool) -> Console:
 console = _console(stderr=False)
 notes = _console(stderr=True)
 
+
+class UserPath(click.Path):
+    """A path as a user types it: a shell leaves the ~ of --out=~/x to the program."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, with ~ replaced."""
+        if value == "":
+            self.fail("it is empty: the name of a file or folder is needed", param, ctx)
+        return expanded(Path(os.fsdecode(super().convert(value, param, ctx))), "the path")
+
+
+PathOption = partial(typer.Option, click_type=UserPath())
+PathArgument = partial(typer.Argument, click_type=UserPath())
 Words = list[str] | None
 Settings = Annotated[Words, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated.")]
-DataFolder = Annotated[Path | None, typer.Option("--data", help="Data sets. Default: $CPFL_DATA, then the cache.")]
+DataFolder = Annotated[Path | None, PathOption("--data", help="Data sets. Default: $CPFL_DATA, then the cache.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]
 EngineName = Annotated[
     str,
@@ -46,7 +66,7 @@ Track = Annotated[Words, typer.Option("--track", help="Log to tensorboard, mlflo
 Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Runs of a sweep at the same time, one process each.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A preset's name or a TOML file.")]
-RunPath = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+RunPath = Annotated[Path, PathArgument(metavar="DIR", help="A run folder.")]
 
 
 def run_arguments(

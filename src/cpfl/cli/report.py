@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cpfl.cli.options import AsJson, DataFolder, Device, console, notify, say, show_json
+from cpfl.cli.options import AsJson, DataFolder, Device, PathArgument, PathOption, console, notify, say, show_json
 
 
 def list_runs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
+    folder: Annotated[Path, PathArgument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder, finished or not, each with the students that were distilled from it later.
@@ -52,8 +52,8 @@ def _later(path: Path) -> list[dict[str, Any]]:
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders with runs, or run folders.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write; else the first DIR.")] = None,
+    folders: Annotated[list[Path], PathArgument(metavar="DIR…", help="Folders with runs, or run folders.")],
+    out: Annotated[Path | None, PathOption(help="Where to write; else the first DIR.")] = None,
     redistill: Annotated[
         bool, typer.Option("--redistill", help="First distill finished runs at earlier moments, from their snapshots.")
     ] = False,
@@ -87,7 +87,7 @@ def report(
 
 
 def dashboard(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with runs, or a run folder.")],
+    folder: Annotated[Path, PathArgument(metavar="DIR", help="A folder with runs, or a run folder.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8900,
     host: Annotated[
         str, typer.Option(help="Address to listen on; the default answers this machine only.")

@@ -23,7 +23,7 @@ NOTABLE = 10.0  # points by which a student may be below the ensemble before a h
 def run(
     experiment: options.ExperimentName,
     settings: options.Settings = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder. Default: a new one in runs/.")] = None,
+    out: Annotated[Path | None, options.PathOption(help="The run folder. Default: a new one in runs/.")] = None,
     data: options.DataFolder = None,
     engine: options.EngineName = "auto",
     device: options.Device = "auto",
@@ -49,7 +49,7 @@ def run(
 
 
 def resume(
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or the folder of a sweep.")],
+    path: Annotated[Path, options.PathArgument(metavar="DIR", help="A run folder, or the folder of a sweep.")],
     data: options.DataFolder = None,
     engine: options.EngineName = "",
     device: options.Device = "auto",
@@ -126,7 +126,10 @@ def distill(
 
 def export(
     path: options.RunPath,
-    out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: export/ in the run folder.")] = None,
+    out: Annotated[
+        Path | None,
+        options.PathOption(help="Folder to write to. Default: export/ in the run folder."),
+    ] = None,
     onnx: Annotated[bool, typer.Option(help="Also write ONNX.")] = True,
     distillation: DistillationName = "",
     as_json: options.AsJson = False,
@@ -146,7 +149,7 @@ def export(
 
 def predict(
     path: options.RunPath,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="A folder of images, or one image.")],
+    images: Annotated[Path, options.PathArgument(metavar="IMAGES", help="A folder of images, or one image.")],
     distillation: DistillationName = "",
     as_json: options.AsJson = False,
 ) -> None:

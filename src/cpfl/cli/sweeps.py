@@ -26,7 +26,7 @@ def sweep(
         typer.Option(metavar="KEY=VALUE,VALUE…", help="Values of any other setting; may be repeated."),
     ] = None,
     settings: options.Settings = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of all runs. Default: a new one in runs/.")] = None,
+    out: Annotated[Path | None, options.PathOption(help="The folder of all runs. Default: a new one in runs/.")] = None,
     data: options.DataFolder = None,
     engine: options.EngineName = "auto",
     device: options.Device = "auto",

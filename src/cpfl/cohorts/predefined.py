@@ -9,6 +9,7 @@ import numpy as np
 from cpfl.cohorts.base import ClientView, CohortAssignment, Cohorts, Index
 from cpfl.errors import DataError, SettingError
 from cpfl.registry import did_you_mean
+from cpfl.user_files import check_readable, expanded
 
 COLUMNS = ("client", "cohort")
 NUMBER = re.compile("[0-9]{1,18}")  # one with more digits is none of ours, and Python refuses to read thousands
@@ -47,7 +48,7 @@ class FromCsv(CohortAssignment):
     reveals = "Cohorts come from a file: cpfl asks clients for nothing, and the file shows what its author knew."
 
     def __init__(self, file: str) -> None:
-        self.path = Path(file).expanduser()
+        self.path = expanded(Path(file), "assignment.rule_args.file")
 
     def assign(self, clients: ClientView, cohorts: int) -> list[int]:
         """Cohorts in the order of their numbers or names."""
@@ -82,6 +83,7 @@ def to_csv(cohorts: Cohorts) -> str:
 
 def _rows(path: Path) -> list[tuple[int, str, str]]:
     try:
+        check_readable(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             names = [name.strip() for name in reader.fieldnames or []]

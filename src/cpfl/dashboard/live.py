@@ -12,6 +12,7 @@ from cpfl.report.reading import READ_ERRORS, CohortHistory, RunFacts
 from cpfl.settings import Experiment
 from cpfl.terminal.progress import Bounds, duration, rounds_left, time_left
 from cpfl.terminal.views import worker_cells
+from cpfl.user_files import check_readable
 
 QUIET = 60.0  # seconds without a record after which a run may have been interrupted
 FRESH = 30.0  # seconds after which workers.json may be no longer true
@@ -149,6 +150,7 @@ def worker_pool(run: str, folder: Path, now: float) -> Tree | None:
     try:
         if now - path.stat().st_mtime > FRESH:
             return None
+        check_readable(path)
         load = json.loads(path.read_bytes())
         link = str(load.get("dashboard") or "")
         rows = [

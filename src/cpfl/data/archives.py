@@ -19,6 +19,7 @@ from cpfl.data.catalogue import CATALOGUE, PUBLISHED_SIZES, Entry
 from cpfl.data.limit import as_text, check_size
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError, first_line
+from cpfl.user_files import check_readable
 
 CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes, row by row
 STL_IMAGE = 3 * 96 * 96
@@ -185,6 +186,7 @@ def _leaf(folder: Path, split: str) -> Samples | None:
 def _leaf_users(file: Path) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.int64]]]:
     """Name, images and labels of every user that has any."""
     try:
+        check_readable(file)
         held: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
@@ -211,6 +213,8 @@ def _leaf_users(file: Path) -> Iterator[tuple[str, NDArray[np.float32], NDArray[
             raise DataError(f"{has} labels of type {labels.dtype}, shape {labels.shape}: integers are expected")
         if not (images.min() >= 0 and images.max() <= 1):
             raise DataError(f"{has} pixels from {images.min()} to {images.max()}: 0 to 1 is allowed")
+        if labels.max() >= 2**63:
+            raise DataError(f"{has} the label {labels.max()}: labels number the classes from 0")
         yield str(user), images, labels.astype(np.int64)
 
 

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 
 from cpfl.errors import DataError
 from cpfl.scratch import scratch_folder
+from cpfl.user_files import expanded
 
 CHUNK = 1 << 20
 TIMEOUT = 60.0  # seconds without a byte
@@ -83,14 +84,6 @@ def cache_folder() -> Path:
     """$CPFL_CACHE, or the user's cache folder of this system."""
     chosen = os.environ.get("CPFL_CACHE")
     return expanded(Path(chosen), "$CPFL_CACHE") if chosen else Path(platformdirs.user_cache_dir("cpfl"))
-
-
-def expanded(path: Path, what: str) -> Path:
-    """A path with ~ replaced by the home folder; `what` names it where there is no such folder."""
-    try:
-        return path.expanduser()
-    except RuntimeError:
-        raise DataError(f"{what} = {str(path)!r} cannot be found: {path.parts[0]} has no home folder here") from None
 
 
 def file_digest(path: Path, kind: str = "sha256") -> str:

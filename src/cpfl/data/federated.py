@@ -92,6 +92,9 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
         raise DataError(
             f"clients = {experiment.clients} is more than the {len(train)} training samples{limit}: each needs one"
         )
+    for name, samples in (("training", train), ("test", test), ("public", public)):
+        if samples.x.dtype.kind == "f" and not np.isfinite(samples.x).all():
+            raise DataError(f"the {name} set has values that are not finite numbers")
     classes = _check_labels(train, test, data.classes or len(given.class_names))
     public = _fit(public, train, data.public_fit, experiment.seed)
     _check_shape("test", test, train)

@@ -10,6 +10,8 @@ import torch
 from cpfl.data.samples import Array, Samples, packed
 from cpfl.errors import DataError
 
+LARGEST = 2**63 - 1  # of the integers that torch has
+
 
 @dataclass(frozen=True)
 class Given:
@@ -30,6 +32,8 @@ def as_samples(x: object, y: object = None, columns: dict[str, object] | None = 
         found = _labels(y)
         if found.ndim != 1 or found.dtype.kind not in "iub":
             raise DataError(f"labels are integers, one for each sample; these are {found.dtype} of shape {found.shape}")
+        if found.dtype.kind == "u" and found.size and found.max() > LARGEST:
+            raise DataError(f"a label is {found.max()}: labels count from 0, and {LARGEST} is the largest")
         labels = found.astype(np.int64)
     ids = {name: _array(column, name) for name, column in (columns or {}).items()}
     if isinstance(x, Mapping | tuple):
@@ -93,8 +97,8 @@ def _inputs(values: object, name: str, axes: int) -> Array:
         if not np.isfinite(found).all():
             raise DataError(f"{name} contain values that are not finite numbers")
     elif found.dtype.kind == "u" and found.dtype.itemsize > 1:  # torch has no such numbers
-        if found.size and found.max() > np.iinfo(np.int64).max:
-            raise DataError(f"{name} contain integers above {np.iinfo(np.int64).max}")
+        if found.size and found.max() > LARGEST:
+            raise DataError(f"{name} contain integers above {LARGEST}")
         found = found.astype(np.int64)
     return np.ascontiguousarray(found)
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cpfl.data.catalogue import CATALOGUE
-from cpfl.data.parquet import SUFFIXES, UNREADABLE, decode_image
+from cpfl.data.parquet import SUFFIXES, UNREADABLE, decode_image, why_unreadable
 from cpfl.data.sources import is_path
 from cpfl.errors import DataError, first_line
 from cpfl.scratch import scratch_folder
@@ -111,7 +111,7 @@ def _checked_size(path: Path, encoded: bytes, size: tuple[int, ...]) -> tuple[in
     try:
         found = decode_image(encoded)[0].shape[1:]
     except UNREADABLE as error:
-        raise DataError(f"{path} is not a readable image: {error}") from error
+        raise DataError(f"{path} is not a readable image: {why_unreadable(error)}") from error
     if size and found != size:
         raise DataError(
             f"{path} is {found[1]}×{found[0]} pixels and the images before it are {size[1]}×{size[0]}: "

@@ -212,7 +212,7 @@ def _decode(files: Sequence[Path], column: str, limit: int) -> NDArray[np.uint8]
             try:
                 pixels, format_ = decode_image(encoded, format_)
             except UNREADABLE as error:
-                raise DataError(f"row {row} of {file} is not a readable image: {error}") from error
+                raise DataError(f"row {row} of {file} is not a readable image: {why_unreadable(error)}") from error
             if out is None:
                 check_size(file.parent, count * pixels.size)
                 out = np.empty((count, *pixels.shape), dtype=np.uint8)
@@ -244,6 +244,11 @@ def _encoded(file: Path, column: str) -> Iterator[bytes | None]:
             size += array.nbytes
             check_size(file, size)
             yield from (array.field("bytes") if struct else array).to_pylist()
+
+
+def why_unreadable(error: Exception) -> str:
+    """What Pillow says, unless it only names an object in memory."""
+    return "its format is unknown, or it is damaged" if isinstance(error, UnidentifiedImageError) else first_line(error)
 
 
 def open_image(source: Path | IO[bytes], format_: str | None = None) -> Image.Image:
@@ -299,6 +304,7 @@ def _labels(table: pa.Table, field: pa.Field, shards: dict[str, list[Path]], spl
         raise DataError(f"{where} holds {values.dtype}: integers or text are allowed")
     if (values == -1).all():
         return None
-    if values.min() < 0:
-        raise DataError(f"{where} has label {values.min()}: 0 and up are allowed")
+    for value in (values.min(), values.max()):
+        if not 0 <= value < 2**63:
+            raise DataError(f"{where} has label {value}: 0 and up are allowed, to 2^63 - 1")
     return values.astype(np.int64)

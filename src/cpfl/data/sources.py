@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 
 from cpfl.data import archives, embedded, parquet
-from cpfl.data.catalogue import CATALOGUE, Entry, cache_folder, expanded
+from cpfl.data.catalogue import CATALOGUE, Entry, cache_folder
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError
 from cpfl.registry import did_you_mean
+from cpfl.user_files import expanded
 
 Split = Literal["train", "test", "public"]
 LAYOUTS = (

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from cpfl.errors import DataError, first_line, quoted
 from cpfl.randomness import stream
 from cpfl.settings import Devices
+from cpfl.user_files import check_readable, expanded
 
 WEEK = 7 * 24 * 3600.0
 MIN_SECONDS = 1.0  # a shorter interval does not count
@@ -164,6 +165,7 @@ def availability(devices: Devices, clients: int, seed: int, roots: Sequence[Path
 def read(path: Path) -> list[AvailabilitySchedule]:
     """Every user of a file in FedScale's format: {user: {"active": […], "inactive": […], "finish_time": …}}."""
     try:
+        check_readable(path)
         tree = json.loads(path.read_text(encoding="utf-8"))
         schedules = [_schedule(row, f"user {user} of the availability trace {path}") for user, row in tree.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -195,7 +197,7 @@ def _schedule(row: dict[str, Any], who: str) -> AvailabilitySchedule:
 def find_trace(key: str, name: str, roots: Sequence[Path], patterns: Sequence[str], allowed: str) -> Path:
     """The file of a trace that a setting names: a path, or "fedscale" for the first match in the data folders."""
     if name != "fedscale":
-        path = Path(os.path.expanduser(name))
+        path = expanded(Path(name), key)
         if not os.path.isfile(path):  # Path.is_file raises an error for a name that is too long
             raise DataError(f"{key} = {quoted(name)} is no file; give {allowed}")
         return path

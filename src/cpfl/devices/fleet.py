@@ -17,6 +17,7 @@ from cpfl.errors import DataError, first_line
 from cpfl.randomness import stream
 from cpfl.settings import Devices
 from cpfl.settings.types import MOST
+from cpfl.user_files import check_readable
 
 Speeds = NDArray[np.float64]
 LEAST = {"computation": 1e-6, "communication": 1e-3}  # as devices.compute_ms and devices.network_kbps
@@ -59,6 +60,7 @@ def fleet(devices: Devices, clients: int, seed: int, roots: Sequence[Path]) -> F
 def read_trace(path: Path) -> tuple[Speeds, Speeds]:
     """Milliseconds per sample and kbit/s of every device in a csv or in FedScale's own pickle."""
     try:
+        check_readable(path)
         with path.open("rb") as file:
             pickled = file.read(1) == b"\x80"  # how every binary pickle begins; FedScale's own file has no suffix
     except OSError as error:

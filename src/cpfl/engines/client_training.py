@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl import models
-from cpfl.errors import ModelError, first_line
+from cpfl.engines.gpu_errors import device_failed, out_of_memory
+from cpfl.errors import FAILURES, ModelError, first_line
 from cpfl.federation import local_training, optimizers
 from cpfl.federation.optimizers.base import ClientState
 from cpfl.models import adapter
@@ -97,7 +98,9 @@ class ClientTrainer:
         """The logits of a client's batch."""
         try:
             return self.module(x)  # type: ignore[no-any-return]
-        except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
+        except FAILURES as error:  # BatchNorm on a batch of one, for example
+            if out_of_memory(error) or device_failed(error):
+                raise
             message = f"the model cannot take a batch of {adapter.size(x)} (client {client}): {first_line(error)}"
             raise ModelError(message) from None
 

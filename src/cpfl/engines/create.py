@@ -48,6 +48,8 @@ def torch_device(name: str, engine: str = "auto") -> torch.device:
     if name.split(":")[0] not in DEVICES:
         known = ", ".join(DEVICES)
         raise SettingError(f"device = {name!r} is unknown; known: auto, {known}, or one with a number, cuda:1")
+    if name.split(":")[0] == "mps" and not torch.backends.mps.is_available():  # torch's own sentence is a page long
+        raise SettingError(f"device = {name!r} cannot be used: this machine or this PyTorch has no Metal GPU")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

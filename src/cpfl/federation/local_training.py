@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpfl.data.transform import AugmentationPlan, draw_augmentation
+from cpfl.errors import SettingError
 from cpfl.randomness import stream
 from cpfl.registry import Registry, require
 from cpfl.settings import Federation
 from cpfl.settings.types import MOST
+
+MAX_VISITS = 10_000_000  # samples of a client in a round, each as often as it is trained on
 
 
 def steps(federation: Federation, samples: int) -> int:
@@ -24,6 +27,17 @@ def all_steps(federation: Federation, samples_M: NDArray[np.int64]) -> NDArray[n
     if federation.local_steps:
         return np.full_like(samples_M, federation.local_steps)
     return federation.local_epochs * -(-samples_M // federation.batch_size)
+
+
+def check_steps(federation: Federation, most_samples: int) -> None:
+    """Refuse a round whose batches take more memory than any machine has: a client draws all of them first."""
+    visits = samples_in_steps(federation, most_samples, steps(federation, most_samples))
+    if visits > MAX_VISITS:
+        key = "local_steps" if federation.local_steps else "local_epochs"
+        raise SettingError(
+            f"federation.{key} = {getattr(federation, key):,} is not allowed: a client would train on {visits:,} "
+            f"samples in a round, and at most {MAX_VISITS:,} are possible"
+        )
 
 
 def largest_batch(federation: Federation, samples: int) -> int:
@@ -45,7 +59,7 @@ def batches(federation: Federation, samples: int, seed: int, client: int, round:
     rng = stream(seed, "batches", client, round)
     size = federation.batch_size
     if federation.local_steps:  # every step draws from a fresh shuffle
-        return [rng.permutation(samples)[:size] for _ in range(federation.local_steps)]
+        return [rng.permutation(samples)[:size].copy() for _ in range(federation.local_steps)]  # no view of it all
     orders = [rng.permutation(samples) for _ in range(federation.local_epochs)]
     return [order[first : first + size] for order in orders for first in range(0, samples, size)]
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from cpfl import models
-from cpfl.data.parquet import SUFFIXES, UNREADABLE, open_image
+from cpfl.data.parquet import SUFFIXES, UNREADABLE, open_image, why_unreadable
 from cpfl.errors import CpflError, DataError, ModelError, RunFolderError
 from cpfl.models.adapter import Inputs, adapted, mapped
 from cpfl.runs import files
@@ -22,6 +22,7 @@ from cpfl.runs.folder import RunFolder
 from cpfl.runs.outcome import read_summary
 from cpfl.settings import GIVEN, Experiment, Model
 from cpfl.task.task import UserModel, user_model_factory
+from cpfl.user_files import expanded
 
 BATCH = 256  # images that are classified at a time
 
@@ -100,7 +101,8 @@ def export(
 ) -> list[Path]:
     """Write model.safetensors, model.json and model.onnx to a folder, and return their paths."""
     module, about = load_global(Path(path), model, distillation)
-    where = Path(out) if out is not None else Path(path) / "export"
+    own = expanded(Path(path), "the run folder")
+    where = expanded(Path(out), "out") if out is not None else own / "export"
     if onnx and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
         raise CpflError("ONNX needs two more packages: pip install 'cpfl[onnx]', or set onnx = False")
     with files.explained(where):
@@ -114,7 +116,7 @@ def export(
         "std": module.std.flatten().tolist(),
         "input": _described(about),
         "output": "logits (batch, classes)",
-        "run": Path(path).name,
+        "run": own.name,
     }
     files.write_json(where / "model.json", facts)
     if onnx:
@@ -193,5 +195,5 @@ def _read(path: Path, shape: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[
             how = Image.Resampling.BOX if smaller else Image.Resampling.BILINEAR
             pixels = np.asarray(fitted.resize((width, height), how))
     except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read as an image: {error}") from None
+        raise DataError(f"{path} cannot be read as an image: {why_unreadable(error)}") from None
     return pixels[None] if channels == 1 else np.moveaxis(pixels, 2, 0)

@@ -3,6 +3,7 @@
 All return logits, one for each class, never probabilities.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cpfl.errors import CpflError, ModelError, first_line
+from cpfl.errors import FAILURES, CpflError, ModelError, first_line, shortened
 from cpfl.models.adapter import Inputs, mapped, part, size, tensors
 from cpfl.randomness import stream
 from cpfl.registry import did_you_mean, load
@@ -87,13 +88,17 @@ def factory(model: Model, shape: tuple[int, ...], classes: int, key: str = "mode
     """What builds the model that the setting `key` names: one of ours, or the user's `module:Class`."""
     if model.name in BUILT_IN:
         build = BUILT_IN[model.name]
+        known = list(inspect.signature(build).parameters)[2:]
+        for word in [word for word in model.args if word not in known]:
+            takes = f"{did_you_mean(word, known)}it takes {', '.join(known) or 'no arguments'}"
+            raise ModelError(f"model.args.{shortened(word, 80)} is no argument of the model {model.name}; {takes}")
         return guarded(model.name, lambda: build(shape, classes, **model.args))
     if not all(model.name.partition(":")):
         hint = did_you_mean(model.name, BUILT_IN)
         raise ModelError(f"{key} = {model.name!r} is unknown; {hint}Known: {', '.join(BUILT_IN)}, or module:Class")
     try:
         build = load(model.name)
-    except Exception as error:  # a user's module can fail in any way
+    except FAILURES as error:  # a user's module can fail in any way
         raise ModelError(f"{key} = {model.name!r} cannot be loaded: {first_line(error)}") from None
     # A run folder or a TOML file may come from somebody else: it may name a model, not just any function to call.
     if not (isinstance(build, type) and issubclass(build, nn.Module)):
@@ -134,7 +139,7 @@ def check(module: nn.Module, x: Inputs, classes: int) -> None:
         out = module.eval()(mapped(Tensor.clone, x))
     except ModelError:
         raise
-    except Exception as error:
+    except FAILURES as error:
         raise ModelError(f"the model does not take samples of shape {given}: {first_line(error)}{_hint(x)}") from None
     if out.shape != (size(x), classes):
         raise ModelError(
@@ -165,8 +170,10 @@ def draws_elsewhere(module: nn.Module, x: Inputs) -> bool:
             torch.default_generator.manual_seed(0)
             try:
                 outputs.append(module.train()(mapped(Tensor.clone, x)))
-            except ValueError:  # BatchNorm in training wants more than one sample
-                return False
+            except FAILURES as error:
+                if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):  # BatchNorm's
+                    return False
+                raise ModelError(f"the model fails in training, as after model.train(): {first_line(error)}") from None
             finally:
                 module.load_state_dict(state)
     one, other = (output.nan_to_num() for output in outputs)
@@ -285,7 +292,7 @@ def guarded(name: str, build: Callable[[], Any]) -> ModelFactory:
             module = build()
         except CpflError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             raise ModelError(f"model {name} cannot be built: {first_line(error)}") from None
         if not isinstance(module, nn.Module):
             raise ModelError(f"model {name} gives a {type(module).__name__}, not a torch.nn.Module")

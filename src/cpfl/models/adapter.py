@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cpfl.errors import ModelError
+from cpfl.errors import FAILURES, ModelError, first_line
 
 Inputs = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
 """What a model is called with: one tensor, or several by name or position."""
@@ -71,7 +71,10 @@ def ready(module: nn.Module, inputs: Inputs) -> nn.Module:
         with torch.no_grad():
             given = mapped(lambda x: x.to(whole) if x.is_floating_point() else x, inputs)
             args, kwargs = _arguments(given, True)
-            module.eval()(*args, **kwargs)
+            try:
+                module.eval()(*args, **kwargs)
+            except FAILURES as error:
+                raise ModelError(f"the model does not take its first inputs: {first_line(error)}") from None
         module.train()
     return module
 
@@ -99,7 +102,7 @@ def _probe(module: nn.Module, inputs: Inputs) -> tuple[bool, bool]:
         with torch.no_grad():
             double = any(x.dtype == torch.float64 for x in tensors(inputs))
             answer = (module.double() if double else module.float()).eval()(*args, **kwargs)
-    except Exception:  # a check with a sentence for the user comes later
+    except FAILURES:  # a check with a sentence for the user comes later
         return False, True
     given = [*args, *kwargs.values()]
     same = [torch.equal(one, other) for one, other in zip(given, tensors(inputs), strict=True)]

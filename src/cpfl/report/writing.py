@@ -22,6 +22,7 @@ from cpfl.report.advice import MAX_DROP, check_max_drop
 from cpfl.report.content import Tree, all_figures, content
 from cpfl.report.reading import find_runs
 from cpfl.runs import files
+from cpfl.user_files import expanded
 
 FIGURES = "figures"
 # For a second process: Vega's script takes more than a second to make, and the engine that makes it stays in memory.
@@ -66,8 +67,9 @@ def report(*folders: str | Path, out: str | Path | None = None, max_drop: float 
         Points of accuracy that the recommended n may lose against plain federated learning (n = 1).
     """
     check_max_drop(max_drop)
-    paths = runs_in(map(Path, folders))
-    where = Path(out) if out is not None else Path(folders[0])
+    wanted = [expanded(Path(folder), "the folder") for folder in folders]
+    paths = runs_in(wanted)
+    where = expanded(Path(out), "out") if out is not None else wanted[0]
     with files.explained(where):
         (where / FIGURES).mkdir(parents=True, exist_ok=True)
     style.check_open_files()

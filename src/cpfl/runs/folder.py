@@ -36,6 +36,7 @@ from cpfl.runs import files, records
 from cpfl.runs.outcome import read_summary
 from cpfl.settings import Experiment, experiment_file
 from cpfl.settings.types import is_text
+from cpfl.user_files import check_readable, expanded
 
 SCHEMA = 3
 IDENTITY = ("experiment_checksum", "engine", "fingerprint", "start")  # of run.json: what makes a run this one
@@ -100,10 +101,8 @@ class RunFolder:
     def create(cls, path: Path, experiment: Experiment, about: Mapping[str, Any]) -> "RunFolder":
         """A new run folder; one that already holds something is never touched."""
         cls.check_free(path)
-        with files.explained(path):
-            for name in FOLDERS:
-                (path / name).mkdir(parents=True, exist_ok=True)
         folder = cls(path)
+        folder.make_folders()
         folder.lock()  # two runs may have found it free at once
         if (path / "run.json").exists():
             folder.unlock()
@@ -125,6 +124,9 @@ class RunFolder:
         with files.explained(path):
             taken = path.exists() and not (path.is_dir() and all(map(_is_leftover, path.iterdir())))
             longest = os.pathconf(next(p for p in path.absolute().parents if p.is_dir()), "PC_NAME_MAX")
+        for above in expanded(path, "out").absolute().parents:
+            if (above / "run.json").is_file():
+                raise RunFolderError(f"{path} lies in the run folder {above}: choose a folder outside of it")
         if taken:
             raise RunFolderError(f"{path} exists and is not an empty folder: choose another folder, or cpfl resume it")
         if any(len(os.fsencode(part)) > longest for part in path.parts):
@@ -133,6 +135,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
         """An existing run folder of a schema that we can read."""
+        path = expanded(path, "the run folder")
         if not (path / "run.json").is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no run.json")
         folder = cls(path)
@@ -143,6 +146,7 @@ class RunFolder:
         """Refuse settings and facts that were changed after the run was created: they decide its outcome."""
         about, settings = self.about(), self.path / "experiment.toml"
         try:
+            check_readable(settings)
             found = hashlib.sha256(settings.read_bytes()).hexdigest()
         except OSError as error:
             raise RunFolderError(f"cannot read {settings}: {error.strerror}") from None
@@ -173,6 +177,12 @@ class RunFolder:
             _LOCKS.discard(self._handle)
             os.close(self._handle)
             self._handle = None
+
+    def make_folders(self) -> None:
+        """Make its folders that are not there: copies made by git and by some archives lack empty ones."""
+        with files.explained(self.path):
+            for name in FOLDERS:
+                (self.path / name).mkdir(parents=True, exist_ok=True)
 
     def remove_leftovers(self) -> None:
         """Remove what a killed process left half-written, also in later distillations; the folder is locked."""

@@ -16,6 +16,7 @@ from cpfl.settings import GIVEN, Experiment, experiment_file
 from cpfl.task.loading import Notify, class_names, load_task
 from cpfl.task.population import assignment_rule
 from cpfl.task.task import Task, UserModel
+from cpfl.user_files import expanded
 
 
 def describe(task: Task, data: str | Path | None, engine: str) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def describe(task: Task, data: str | Path | None, engine: str) -> dict[str, Any]
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "engine": engine,
-        "data_folder": None if data is None else str(Path(data).absolute()),
+        "data_folder": None if data is None else str(expanded(Path(data), "data").absolute()),
         "start": {path: files.tensors_checksum(state) for path, state in _starts(task).items()},
         "shape": list(task.data.train.shape),
         "inputs": task.data.transform.kind,

@@ -111,6 +111,8 @@ def sentence(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{key}: {message}" if key and not message.startswith(f"{key}.") else message
+    if first["type"] == "string_pattern_mismatch":  # of a name
+        message = "letters, digits, '_', '.' and '-' are allowed, and it begins with a letter, a digit or '_'"
     if first["type"] == "model_type":
         message = "a table of settings is needed"
     return f"{key or 'a key'} = {quoted(first['input'])} is not allowed: {message[0].lower()}{message[1:]}"

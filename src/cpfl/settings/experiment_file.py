@@ -15,7 +15,9 @@ from cpfl.settings import effects
 from cpfl.settings.distillation import RECIPES
 from cpfl.settings.experiment import Experiment, fields, unknown_key
 from cpfl.settings.types import Section, is_text
+from cpfl.user_files import check_readable, expanded
 
+MAX_BYTES = 1 << 24  # of an experiment file
 _ARGS_OF = ("client", "server", "selection", "lr_schedule", "rule", "aggregation", "weights", "loss")
 
 
@@ -43,7 +45,7 @@ def read_stored(path: Path) -> Experiment:
 
 
 def _read(source: str | Path) -> dict[str, Any]:
-    text = str(source)
+    text = str(expanded(Path(source), "the experiment")) if str(source).startswith("~") else str(source)
     if "\0" in text:
         raise SettingError(f"{quoted(text)} is neither a preset nor the name of a file")
     if not text.endswith(".toml") and not os.path.isfile(text):
@@ -54,7 +56,8 @@ def _read(source: str | Path) -> dict[str, Any]:
             )
         return tomllib.loads(resources.files("cpfl.presets").joinpath(f"{text}.toml").read_text())
     try:
-        return tomllib.loads(Path(text).read_text(encoding="utf-8"))
+        check_readable(Path(text), MAX_BYTES)
+        return tomllib.loads(Path(text).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingError(f"cannot read the experiment {text}: {error.strerror}") from None
     except UnicodeDecodeError:

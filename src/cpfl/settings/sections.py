@@ -79,11 +79,14 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for mean, std in ((self.mean, self.std), (self.public_mean or (), self.public_std or ())):
+        for use, mean, std in (("", self.mean, self.std), ("public_", self.public_mean or (), self.public_std or ())):
+            if bool(mean) != bool(std):
+                given, missing = ("mean", "std") if mean else ("std", "mean")
+                raise ValueError(f"data.{use}{given} is given without data.{use}{missing}: both are needed")
             if len(mean) != len(std):
-                raise ValueError(f"mean has {len(mean)} channels and std {len(std)}: they must be equally many")
-            if any(s <= 0 for s in std):
-                raise ValueError("std must be above 0 in every channel")
+                raise ValueError(f"data.{use}mean has {len(mean)} channels, and data.{use}std has {len(std)}")
+            if any(s < 1e-9 for s in std):
+                raise ValueError(f"data.{use}std must be 1e-09 or more in every channel")
         return self
 
 
@@ -114,9 +117,9 @@ class Assignment(Section):
 class Federation(Section):
     """What happens inside a cohort's round: FedAvg, unless client or server say otherwise."""
 
-    local_epochs: Annotated[Count, When("local_steps = 0")] = 1
+    local_epochs: Annotated[int, Field(ge=1, le=100_000), NoBool, When("local_steps = 0")] = 1
     """Passes of a client over its samples in a round."""
-    local_steps: OptionalCount = 0
+    local_steps: Annotated[int, Field(ge=0, le=1_000_000), NoBool] = 0
     """Mini-batches of a client in a round instead of epochs, each from a fresh shuffle; 0: use local_epochs."""
     batch_size: Count = 20
     """Samples of a mini-batch."""

@@ -28,6 +28,7 @@ from cpfl.runs.reload import check_snapshots
 from cpfl.settings import GIVEN, Experiment, experiment_file
 from cpfl.sweep.grid import SweepGrid, default_folder, value_of
 from cpfl.task.loading import absolute, check_public, given_arrays, load_task
+from cpfl.user_files import expanded
 
 PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public": "public"}
 KILLED = "a process of the sweep was killed during this run: the same command resumes it"
@@ -106,11 +107,12 @@ def sweep(
         raise SettingError(f"jobs = {jobs} is not allowed: 1 or more")
     given = {key: GIVEN for key, argument in PYTHON_ARGUMENTS.items() if common.get(argument) is not None}
     is_name = isinstance(experiment, Experiment) or str(experiment) in experiment_file.presets()
-    stored = None if is_name else SweepGrid.read(Path(str(experiment)))
+    source = Path() if is_name else expanded(Path(str(experiment)), "the folder")
+    stored = None if is_name else SweepGrid.read(source)
     if stored is not None:
         if cohorts is not None or seeds is not None or over or settings or out is not None:
             raise SettingError(f"{experiment} is a sweep: resuming it takes no other settings")
-        folder, grid = Path(str(experiment)), stored
+        folder, grid = source, stored
         for key, argument in PYTHON_ARGUMENTS.items():
             if value_of(grid.base.model_dump(), key) == GIVEN and key not in given:
                 raise RunFolderError(f"{folder} was started from Python with {argument} = …: resume it with that, too")
@@ -119,10 +121,10 @@ def sweep(
         base = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
         base = absolute(experiment_file.with_settings(base, {**(settings or {}), **given}, strict=False))
         check_public(base, experiment, {*(settings or ()), *(over or ())})
-        folder = Path(out) if out is not None else default_folder(base)
+        folder = expanded(Path(out), "out") if out is not None else default_folder(base)
         grid = SweepGrid.from_values(base, cohorts, seeds, over or {}, settings)
     if common.get("data") is not None:
-        common["data"] = str(Path(common["data"]).expanduser().absolute())  # runs may start in another folder
+        common["data"] = str(expanded(Path(common["data"]), "data").absolute())  # runs may start in another folder
     grid = replace(grid, engine=common.get("engine", "auto"), data=common.get("data"))
     if grid.engine == "ray" and jobs > 1:
         raise SettingError(f"jobs = {jobs} is for runs on this machine: with engine = 'ray', set workers")

@@ -12,10 +12,11 @@ from cpfl.data.catalogue import CATALOGUE, fetch
 from cpfl.data.given import Given, as_samples, named_labels
 from cpfl.data.sources import search_roots
 from cpfl.errors import CpflError, DataError, SettingError
-from cpfl.federation import optimizers
+from cpfl.federation import local_training, optimizers
 from cpfl.privacy import label_counts
 from cpfl.settings import GIVEN, Experiment, effects, experiment_file
 from cpfl.task.task import Task, UserModel, build_task
+from cpfl.user_files import expanded
 
 Notify = Callable[[str], None]
 
@@ -29,12 +30,13 @@ def load_task(
     cohorts: Cohorts | None = None,  # of a run that is resumed
 ) -> Task:
     """The task of an experiment, its data sets downloaded where they are missing."""
-    folder = None if data is None else Path(data)
+    folder = None if data is None else expanded(Path(data), "data")
     if folder is not None and not folder.is_dir():
         raise SettingError(f"data = {str(folder)!r} is not a folder")
     optimizers.check(experiment.federation)
     _download_missing(experiment, folder, given, notify)
     task = build_task(experiment, search_roots(folder), given, model, cohorts)
+    local_training.check_steps(experiment.federation, int(task.data.clients.training_sizes.max()))
     for cohort in range(len(task.cohorts)):  # what a session refuses is refused before anything is written
         task.session(cohort)
     hidden = [cohort for cohort, row in enumerate(label_counts.to_rows(task.label_counts)) if row is None]
@@ -106,7 +108,7 @@ def absolute(experiment: Experiment) -> Experiment:
     def resolved(value: str) -> str:
         # Not Path.is_file: that raises an error for a name that is too long.
         is_path = os.path.isfile(value) or (sources.is_path(value) and os.path.exists(value))
-        return str(Path(value).expanduser().absolute()) if is_path else value
+        return str(expanded(Path(value), "a path").absolute()) if is_path else value
 
     def section(name: str, *keys: str) -> dict[str, object]:
         own = getattr(experiment, name)

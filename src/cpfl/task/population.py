@@ -20,7 +20,7 @@ from cpfl.data.catalogue import cache_folder
 from cpfl.data.federated import FederatedData
 from cpfl.data.split import Clients
 from cpfl.devices.fleet import Fleet
-from cpfl.errors import CpflError, SettingError, first_line
+from cpfl.errors import FAILURES, CpflError, SettingError, first_line
 from cpfl.federation.selection.base import round_seconds
 from cpfl.settings import Assignment, Experiment
 from cpfl.settings.choices import ASSIGNMENT_RULES
@@ -96,7 +96,7 @@ def assign_cohorts(experiment: Experiment, data: FederatedData, fleet: Fleet, mo
         return as_cohorts(name, cohort_of, experiment.clients, experiment.cohorts)
     except CpflError:
         raise
-    except Exception as error:  # a user's rule can fail in any way
+    except FAILURES as error:  # a user's rule can fail in any way
         raise SettingError(f"assignment.rule = {name!r} cannot assign: {first_line(error)}") from None
 
 

@@ -28,7 +28,7 @@ def resolve_cluster(config: ClusterConfig | None, device: str) -> ClusterConfig:
     """The cluster config with the separate device setting merged in and an absolute data folder."""
     config = config or ClusterConfig(device=device)
     if config.node_data:
-        config = replace(config, node_data=os.path.abspath(config.node_data))
+        config = replace(config, node_data=os.path.abspath(os.path.expanduser(config.node_data)))
     if device in ("auto", config.device):
         return config
     if config.device != "auto":
