@@ -20,6 +20,17 @@ from cpfl.task.task import Task
 CHUNK = 1024  # validation samples in one forward pass
 
 
+def called(module: nn.Module, x: Inputs, whose: str = "") -> Tensor:
+    """The logits of a batch; what a user's model raises is the user's, unless the device is to blame."""
+    try:
+        return module(x)  # type: ignore[no-any-return]
+    except FAILURES as error:  # BatchNorm on a batch of one, for example
+        if out_of_memory(error) or device_failed(error):
+            raise
+        message = f"the model cannot take a batch of {adapter.size(x)}{whose}: {first_line(error)}"
+        raise ModelError(message) from error
+
+
 class ClientTrainer:
     """A model to train with, and the data, on one device; optimizers step a row of all its parameters."""
 
@@ -96,13 +107,7 @@ class ClientTrainer:
 
     def forward(self, x: Inputs, client: int) -> Tensor:
         """The logits of a client's batch."""
-        try:
-            return self.module(x)  # type: ignore[no-any-return]
-        except FAILURES as error:  # BatchNorm on a batch of one, for example
-            if out_of_memory(error) or device_failed(error):
-                raise
-            message = f"the model cannot take a batch of {adapter.size(x)} (client {client}): {first_line(error)}"
-            raise ModelError(message) from None
+        return called(self.module, x, f" (client {client})")
 
     def training_samples(self, client: int, round: int, order: NDArray[np.int64], count: int) -> tuple[Inputs, Tensor]:
         """Inputs and labels of the first so many samples of a whole round."""

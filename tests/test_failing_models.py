@@ -1,0 +1,117 @@
+"""Models of a user that fail late, or end the program: one sentence, before a folder exists where that can be seen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+import cpfl
+from cpfl.errors import CpflError, DataError, ModelError
+
+FEW = {"clients": 6, "cohorts": 2, "max_rounds": 1, "data.train_limit": 200, "data.public_limit": 60}
+FEW |= {"distillation.epochs": 1}
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x.flatten(1))
+        return found
+
+
+class FailsInTraining(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise ValueError("not like this")
+        return super().forward(x)
+
+
+class EndsInTraining(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            sys.exit("enough")
+        return super().forward(x)
+
+
+class Ends(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        sys.exit(3)
+
+
+class EndsAtOnce(Plain):
+    def __init__(self) -> None:
+        sys.exit()
+
+
+class Small(Plain):
+    """Takes no batch of more than a few samples: the checks try two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and len(x) > 5:
+            self.fail()
+        return super().forward(x)
+
+    def fail(self) -> None:
+        raise RuntimeError("too many for me")
+
+
+class Smaller(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if len(x) < 5 else super().forward(x[..., :7])
+
+
+class SmallAndEnds(Small):
+    def fail(self) -> None:
+        sys.exit(7)
+
+
+SEEN = {
+    FailsInTraining: "fails in training, as after model.train.*not like this",
+    EndsInTraining: "fails in training, as after model.train.*it calls sys.exit.'enough'.",
+    Ends: "it calls sys.exit.3.",
+    Smaller: r"cannot take a batch of \d+: mat1 and mat2",
+    EndsAtOnce: "cannot be built: it calls sys.exit..",
+}
+
+
+def run(out: Path, **more: Any) -> cpfl.Run:
+    return cpfl.run("digits", settings=FEW, out=out, device="cpu", **more)
+
+
+@pytest.mark.parametrize("model", SEEN, ids=lambda model: model.__name__)
+def test_what_is_seen_before_anything_is_written(model: type[nn.Module], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=SEEN[model]):
+        run(tmp_path / "run", model=model)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("engine", ["reference", "workers"])
+@pytest.mark.parametrize(("model", "words"), [(Small, "too many for me"), (SmallAndEnds, "it calls sys.exit.7.")])
+def test_what_is_seen_in_training_only(model: type[nn.Module], words: str, engine: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"cannot take a batch of \d+ \(client \d+\): {words}"):
+        run(tmp_path / "run", model=model, engine=engine, workers=2 * (engine == "workers"))
+
+
+def test_a_label_beyond_all_integers() -> None:
+    labels = np.zeros(200, np.uint64)
+    labels[7] = 2**64 - 1
+    with pytest.raises(DataError, match=f"a label is {2**64 - 1}"):
+        cpfl.run("digits", train=(np.zeros((200, 64), np.float32), labels), public=np.zeros((60, 64), np.float32))
+
+
+def test_a_run_of_a_class_that_ends_the_program(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import sys\nsys.exit(4)\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        for key in ("model.name", "federation.selection", "federation.client"):
+            with pytest.raises(CpflError, match=r"cannot be loaded: it calls sys\.exit\(4\)"):
+                cpfl.run("digits", settings=FEW | {key: "mine:Any"}, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
