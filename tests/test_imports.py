@@ -16,7 +16,7 @@ import cpfl
 import cpfl.cli
 
 HEAVY = {"torch", "numpy", "pyarrow", "vl_convert", "scipy", "sklearn", "pydantic", "safetensors", "PIL", "ray", "flwr"}
-MODULES = 450  # typer and rich are about 350; torch alone is more than a thousand
+MODULES = 418  # beside the interpreter's own; typer and rich are about 340; torch alone is more than a thousand
 COMMANDS = [*cpfl.cli.COMMANDS, *(f"data {name}" for name in ("list", "get", "check", "import")), "deploy local"]
 USES = [
     (("--help",), 0),
@@ -27,7 +27,9 @@ USES = [
 ]
 # One interpreter is forked for every use of the program; each prints what it had imported at its end.
 CALL = """
-import json, os, sys
+import sys
+own = set(sys.modules)  # of the interpreter, and of what measures coverage
+import json, os
 from cpfl.cli import main
 for words in json.loads(sys.argv[1]):
     if os.fork() == 0:
@@ -36,7 +38,7 @@ for words in json.loads(sys.argv[1]):
             main()
         except SystemExit as ended:
             print()
-            print(json.dumps([ended.code or 0, sorted(sys.modules)]), flush=True)
+            print(json.dumps([ended.code or 0, sorted(set(sys.modules) - own)]), flush=True)
         os._exit(0)
     os.wait()
 """
