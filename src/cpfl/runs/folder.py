@@ -182,7 +182,8 @@ class RunFolder:
         """Make its folders that are not there: copies made by git and by some archives lack empty ones."""
         with files.explained(self.path):
             for name in FOLDERS:
-                (self.path / name).mkdir(parents=True, exist_ok=True)
+                if not (self.path / name).is_dir():
+                    (self.path / name).mkdir(parents=True, exist_ok=True)
 
     def remove_leftovers(self) -> None:
         """Remove what a killed process left half-written, also in later distillations; the folder is locked."""
