@@ -1,5 +1,6 @@
 """Paths and files that a user names: ~ is the home folder, and nothing is read without an end."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -20,8 +21,9 @@ def expanded(path: Path, what: str) -> Path:
 def check_readable(path: Path, longest: int = LONGEST) -> None:
     """Refuse what would be read without an end: a device, or a pipe that nobody writes to; raises OSError, too."""
     found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
-        raise DataError(f"{str(path)!r} cannot be read: it is {kind}")
+        raise DataError(f"{str(path)!r} cannot be read: it is no plain file")
     if found.st_size > longest:
         raise DataError(f"{str(path)!r} is not read: it has {found.st_size:,} bytes, and {longest:,} are allowed")
