@@ -115,7 +115,9 @@ def run(
     task = load_task(chosen, data, model, given_arrays(train, test, public), callback.on_message)
     check_distillation(chosen.distillation, task)
     if chosen.cohorts == 1:  # no mistake: presets, and scripts over n, have the same settings for every n
-        callback.on_message("cohorts = 1: nothing is distilled, settings of distillation but its time have no effect")
+        callback.on_message(
+            "cohorts = 1: nothing is distilled; of [distillation] only at, quorum and unfinished have an effect"
+        )
     callback.on_message(estimate(task, on_device))
     resolved = resolve_engine(engine, task, on_device, callback.on_message)
     with ExitStack() as undo:

@@ -153,7 +153,8 @@ def sweep(
         callback.on_start(grid, finished)
         for name in finished:
             end(folder / name, None)
-        if not common.get("workers") and grid.engine not in ONE_PROCESS:
+        on_gpu = torch_device(common.get("device", "auto"), grid.engine).type != "cpu"
+        if not common.get("workers") and grid.engine not in ONE_PROCESS and not (grid.engine == "auto" and on_gpu):
             common["workers"] = max(1, cores() // jobs)  # runs at the same time share the cores
         work = {folder / name: grid.experiment(name) for name in grid.runs if name not in finished}
         if scheduler is not None:
