@@ -169,10 +169,10 @@ def rig_of(name: str, preset: str, precision: str, count: int, device: torch.dev
 def replace(lanes: Lanes) -> None:
     """Every lane's client is replaced: all at once, while in a run they are replaced one by one."""
     slots = int(lanes.buffers.algorithm.slots[-1])
-    lanes.collect([(lane, lane % 4, lane, 1.0, lane % slots) for lane in range(lanes.count)])
+    lanes.collect([(lane, lane % 4, lane, 1.0, 1.0, lane % slots) for lane in range(lanes.count)])
     stale = lanes.buffers.algorithm.stale  # at worst all of them begin with an older model
     older = dict.fromkeys(range(lanes.count), lanes.buffers.models_NP[0]) if stale else {}
-    lanes.fill([(lane, lane % 4, lane, 1e-6, 0) for lane in range(lanes.count)], older)
+    lanes.fill([(lane, lane % 4, lane, 1e-6, 0, 0) for lane in range(lanes.count)], older)
 
 
 def timed(work: Callable[[], None], device: torch.device) -> float:

@@ -177,6 +177,32 @@ class Tied(nn.Module):
         return self.head(self.two(self.one(x).tanh()))  # type: ignore[no-any-return]
 
 
+class Twice(nn.Module):
+    """One layer at two places."""
+
+    def __init__(self, two_names: bool = False) -> None:
+        super().__init__()
+        self.one, self.norm, self.head = nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Linear(12, CLASSES)
+        if two_names:
+            self.again = self.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.one(self.norm(x)).tanh()))  # type: ignore[no-any-return]
+
+
+class Steps(nn.Module):
+    """Statistics over all steps of all samples."""
+
+    def __init__(self, time_first: bool = False) -> None:
+        super().__init__()
+        self.norm, self.head, self.time_first = nn.BatchNorm1d(4), nn.Linear(4, CLASSES), time_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.transpose(0, 1) if self.time_first else x
+        normed = self.norm(rows.reshape(-1, 4)).view(rows.shape).tanh()
+        return self.head(normed.mean(0 if self.time_first else 1))  # type: ignore[no-any-return]
+
+
 class Lora(nn.Module):
     """A frozen layer with a trained change of rank 2."""
 
@@ -285,7 +311,28 @@ ZOO: dict[str, Animal] = {
     "depthwise": Animal(Depthwise, "images"),
     "group norm": Animal(lambda: convolutional(lambda: nn.GroupNorm(2, 4)), "images"),
     "instance norm": Animal(lambda: convolutional(lambda: nn.InstanceNorm2d(4)), "images"),
-    "batch norm": Animal(lambda: convolutional(lambda: nn.BatchNorm2d(4)), "images", "fallback"),
+    "batch norm": Animal(lambda: convolutional(lambda: nn.BatchNorm2d(4)), "images"),
+    "batch norm of vectors": Animal(lambda: nn.Sequential(nn.LazyBatchNorm1d(), nn.LazyLinear(CLASSES)), "table"),
+    "batch norm of volumes": Animal(
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 2)), nn.BatchNorm3d(1), nn.Flatten(), nn.LazyLinear(CLASSES)),
+        "images",
+    ),
+    "batch norm between processes": Animal(lambda: convolutional(lambda: nn.SyncBatchNorm(4)), "images"),
+    "batch norm, no affine": Animal(lambda: convolutional(lambda: nn.BatchNorm2d(4, affine=False)), "images"),
+    "batch norm, frozen": Animal(lambda: convolutional(lambda: nn.BatchNorm2d(4).requires_grad_(False)), "images"),
+    "batch norm, cumulative": Animal(
+        lambda: convolutional(lambda: nn.BatchNorm2d(4, momentum=None)), "images", "fallback"
+    ),
+    "batch norm, untracked": Animal(
+        lambda: convolutional(lambda: nn.BatchNorm2d(4, track_running_stats=False)), "images", "fallback"
+    ),
+    "batch norm, twice": Animal(Twice, "table"),
+    "batch norm, two names": Animal(lambda: Twice(two_names=True), "table", "fallback"),
+    "batch norm of steps": Animal(Steps, "series"),
+    "batch norm of steps, time first": Animal(lambda: Steps(time_first=True), "series", "fallback"),
+    "instance norm, tracked": Animal(
+        lambda: convolutional(lambda: nn.InstanceNorm2d(4, track_running_stats=True)), "images", "fallback"
+    ),
     "layer norm": Animal(lambda: nn.Sequential(nn.LayerNorm(FEATURES), nn.Linear(FEATURES, CLASSES)), "table"),
     "tied": Animal(Tied, "table"),
     "frozen": Animal(lambda: nn.Sequential(nn.Linear(12, 8).requires_grad_(False), nn.Linear(8, CLASSES)), "table"),

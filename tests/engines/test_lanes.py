@@ -172,12 +172,12 @@ class Wavering(nn.Module):
     ("layer", "word"),
     [
         (nn.Dropout(0.2), "it draws random numbers of its own"),
-        (nn.BatchNorm1d(64), "BatchNorm1d looks at a batch as a whole"),
-        (nn.BatchNorm1d(64, track_running_stats=False), "BatchNorm1d looks at a batch as a whole"),
+        (nn.BatchNorm1d(64, momentum=None), "it looks at a batch as a whole in training"),
+        (nn.BatchNorm1d(64, track_running_stats=False), "it looks at a batch as a whole in training"),
         (Centred(), "it looks at a batch as a whole"),
         (Wavering(), "data-dependent control flow"),
     ],
-    ids=["dropout", "batch norm", "of this batch alone", "own statistics", "control flow"],
+    ids=["dropout", "cumulative", "of this batch alone", "own statistics", "control flow"],
 )
 def test_models_that_cannot_train_in_lanes(layer: nn.Module, word: str, tmp_path: Path) -> None:
     """One message says so, and they run on the reference engine."""

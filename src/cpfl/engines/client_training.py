@@ -20,15 +20,14 @@ from cpfl.task.task import Task
 CHUNK = 1024  # validation samples in one forward pass
 
 
-def called(module: nn.Module, x: Inputs, whose: str = "") -> Tensor:
+def called(module: nn.Module, x: Inputs, client: int | None = None) -> Tensor:
     """The logits of a batch; what a user's model raises is the user's, unless the device is to blame."""
     try:
         return module(x)  # type: ignore[no-any-return]
     except FAILURES as error:  # BatchNorm on a batch of one, for example
         if out_of_memory(error) or device_failed(error):
             raise
-        message = f"the model cannot take a batch of {adapter.size(x)}{whose}: {first_line(error)}"
-        raise ModelError(message) from error
+        raise cannot_take(adapter.size(x), client, first_line(error)) from error
 
 
 class ClientTrainer:
@@ -107,7 +106,7 @@ class ClientTrainer:
 
     def forward(self, x: Inputs, client: int) -> Tensor:
         """The logits of a client's batch."""
-        return called(self.module, x, f" (client {client})")
+        return called(self.module, x, client)
 
     def training_samples(self, client: int, round: int, order: NDArray[np.int64], count: int) -> tuple[Inputs, Tensor]:
         """Inputs and labels of the first so many samples of a whole round."""
@@ -134,3 +133,9 @@ class ClientTrainer:
             part = slice(start, start + CHUNK)
             x = data.transform(self.x[rows[part]], None if augmentation is None else augmentation[part])
             yield self.layout.arranged(x), self.y[rows[part]]
+
+
+def cannot_take(samples: int, client: int | None, reason: str) -> ModelError:
+    """A batch that the model fails on, and whose it is; None: nobody's yet."""
+    whose = "" if client is None else f" (client {client})"
+    return ModelError(f"the model cannot take a batch of {samples}{whose}: {reason}")

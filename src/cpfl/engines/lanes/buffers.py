@@ -2,7 +2,7 @@
 
 Whatever a captured graph reads keeps its address for life: tensors are made once and only written into.
 Axes: M clients, N cohorts, S slots for clients' models that are aggregated together, V models evaluated together,
-F staged clients, P parameters. Row M, N or S is for entries that stay empty.
+F staged clients, P parameters, Q running statistics of BatchNorm. Row M, N or S is for entries that stay empty.
 """
 
 import math
@@ -38,6 +38,8 @@ class DeviceBuffers:
         self.device, self.task, self.layout, self.dtype = device, task, self.model.layout, data.transform.dtype
         self.models_NP = torch.zeros(experiment.cohorts + 1, self.layout.size, dtype=self.dtype, device=device)
         self.sums_NP = torch.zeros_like(self.models_NP)
+        self.stats_NQ = self.models_NP.new_zeros(len(self.models_NP), self.model.stats.layout.size)
+        self.stats_sums_NQ = torch.zeros_like(self.stats_NQ)
         self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)
         self.has_squared_losses = SELECTIONS.find(experiment.federation.selection).squared_losses
         self.squared_losses_M = torch.zeros_like(self.losses_M)

@@ -1,6 +1,6 @@
 """New cohort models are made from their clients' and evaluated by the participants; the host reads the losses later.
 
-Axes: V models evaluated together, B samples of each, K participants, P parameters.
+Axes: V models evaluated together, B samples of each, K participants, P parameters, Q running statistics of BatchNorm.
 """
 
 import math
@@ -41,6 +41,7 @@ class Round:
     starts: dict[int, Tensor] = field(default_factory=dict)  # those older models by client, as rows
     missing: int = 0  # clients that have not ended
     weight: float = 0.0  # of those that have
+    share: float = 0.0  # of their running statistics
 
 
 @dataclass
@@ -49,6 +50,7 @@ class PendingEvaluation:
 
     rounds: Sequence[Round]
     models_VP: Tensor
+    stats_VQ: Tensor
     cohort_states: dict[str, Tensor]  # (V, P)
     client_states: Tensor | None  # of all rounds' participants, one after the other
     held: list[dict[int, int]]  # validation samples by participant, of those that have any
@@ -73,9 +75,11 @@ class Evaluator:
             self.models, self._batch = 1, min(LARGEST, BATCH * max(1, -(-most // BATCH)))
         self._augmented = task.data.augmented and task.experiment.data.augment_validation
         self._params_VP = torch.zeros(self.models, buffers.layout.size, dtype=buffers.dtype, device=device)
+        self._stats_VQ = self._params_VP.new_zeros(self.models, buffers.stats_NQ.shape[1])
         self._losses_VB = torch.zeros(self.models, self._batch, dtype=buffers.dtype, device=device)
         cohorts, floats = ((self.models,), torch.int64), ((self.models,), buffers.dtype)
-        self._sums = StagingBuffer(device, cohorts=cohorts, weights=floats, scales=floats, sizes=floats)
+        sums = dict.fromkeys(("weights", "shares", "scales", "sizes"), floats)
+        self._sums = StagingBuffer(device, cohorts=cohorts, **sums)
         self._means_VP = torch.zeros_like(self._params_VP) if buffers.algorithm.needs_all_models else None
         shape = (self.models, self._batch)
         augmentation = {"augmentation": ((*shape, 5), torch.int8)} if self._augmented else {}
@@ -87,10 +91,10 @@ class Evaluator:
         """Make and evaluate the new models of complete rounds."""
         buffers, algorithm, staged = self._buffers, self._buffers.algorithm, self._sums.host
         staged["cohorts"][:] = len(buffers.sums_NP) - 1
-        staged["weights"][:] = staged["scales"][:] = staged["sizes"][:] = 1
+        staged["weights"][:] = staged["shares"][:] = staged["scales"][:] = staged["sizes"][:] = 1
         for k, one in enumerate(rounds):
             staged["cohorts"][k], staged["weights"][k] = one.cohort_slot, one.weight
-            staged["sizes"][k] = len(one.session.clients)
+            staged["shares"][k], staged["sizes"][k] = one.share, len(one.session.clients)
             if one.request is None:
                 work = [(client.samples, client.steps) for client in one.clients.values()]
                 staged["scales"][k] = algorithm.server.update_scale(work)
@@ -123,7 +127,7 @@ class Evaluator:
         if buffers.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        states = (models_VP, cohort_states, client_states)
+        states = (models_VP, self._stats_VQ.clone(), cohort_states, client_states)
         return PendingEvaluation(rounds, *states, list(held), chunks, training, squared, done)
 
     def results(self, pending: PendingEvaluation) -> Iterator[tuple[Round, RoundResult]]:
@@ -149,7 +153,9 @@ class Evaluator:
                     state.clients[client] = layout.views(row.clone())
             squared = None if pending.squared_losses is None else pending.squared_losses[own].tolist()
             results = self._client_results(round, validation, pending.training[own].tolist(), squared)
-            yield round, RoundResult(layout.state(pending.models_VP[k]), results, algorithm_state=state)
+            steps = next(iter(round.clients.values())).steps  # counters are the first client's
+            own_stats = self._buffers.model.stats.state(pending.stats_VQ[k], round.session.model, steps)
+            yield round, RoundResult(layout.state(pending.models_VP[k]) | own_stats, results, algorithm_state=state)
 
     def _client_results(
         self, round: Round, validation: dict[int, float], losses: list[float], squared: list[float] | None
@@ -198,10 +204,13 @@ class Evaluator:
         self._params_VP.copy_(models_VP)
         buffers.models_NP.index_copy_(0, cohorts, self._params_VP)
         buffers.sums_NP.index_fill_(0, cohorts, 0)
+        self._stats_VQ.copy_(buffers.stats_sums_NQ.index_select(0, cohorts).div_(staged["shares"][:, None]))
+        buffers.stats_NQ.index_copy_(0, cohorts, self._stats_VQ)
+        buffers.stats_sums_NQ.index_fill_(0, cohorts, 0)
 
     def _evaluate(self) -> None:
         x, y = self._buffers.samples(self._samples.device)
-        self._losses_VB.copy_(self._buffers.model.evaluation_losses(self._params_VP, x, y))
+        self._losses_VB.copy_(self._buffers.model.evaluation_losses(self._params_VP, self._stats_VQ, x, y))
 
     def _validation(self, round: Round) -> tuple[dict[int, int], dict[str, NDArray[np.generic]]]:
         """The number of validation samples by participant, and these samples for the staging buffer."""

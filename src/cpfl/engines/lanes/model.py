@@ -1,10 +1,9 @@
 """A model as lanes run it: the losses of many rows of its parameters at once, in training and in evaluation.
 
-Axes: L lanes (or models that are evaluated together), B batch, P parameters.
+Axes: L lanes (or models that are evaluated together), B batch, P parameters, Q running statistics of BatchNorm.
 """
 
 import copy
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,9 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cpfl import models
+from cpfl.engines.lanes.batch_stats import BatchStats
 from cpfl.kernels import layers, recurrent
+from cpfl.models import State
 from cpfl.models.adapter import Inputs, mapped
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
@@ -37,6 +38,8 @@ class LaneModel:
         self.layout = Layout.from_module(module)
         # Layers that vmap takes lane by lane are slower, and as good.
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+        inputs = mapped(lambda x: x.to(device), task.data.inputs(2))
+        self.stats = BatchStats(module, inputs)
         # A loop over time would take minutes to compile; captured as it is, it is one launch too.
         self.compiles = not recurrent.unroll(module)
         for part in module.modules():
@@ -45,29 +48,48 @@ class LaneModel:
         kernels, pair = models.kernel_dtype(device, self._precision), (module, copy.deepcopy(module).eval())
         if kernels is not None:
             fitted = layers.fit(pair[0], kernels), layers.fit(pair[1], kernels)
-            inputs = mapped(lambda x: x.to(device), task.data.inputs(2))
             with models.arithmetic(device, self._precision):
                 pair = fitted if models.takes(fitted[1], inputs) else pair
         self.module, self.eval_module = pair
-        self._constant = {**self.layout.frozen, **self.layout.buffers}
+        changing = {*self.stats.layout.shapes, *self.stats.batches}
+        buffers = {name: value for name, value in self.layout.buffers.items() if name not in changing}
+        self._constant = {**self.layout.frozen, **buffers}
 
-    def losses(self, params_LP: Tensor, x: Inputs, y: Tensor) -> Tensor:
-        """The loss of each row of parameters on each of its samples in training, (L, B)."""
+    def losses(
+        self, params_LP: Tensor, stats_LQ: Tensor, x: Inputs, y: Tensor, filled_LB: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of each row of parameters on each of its samples in training, (L, B), and new running statistics.
+
+        Only where a row of the batch is `filled`, 1 and not 0, its sample counts in statistics; its loss is any number.
+        """
+
+        def lane(params: State, stats: State, x: Inputs, y: Tensor, filled_B: Tensor) -> tuple[Tensor, list[Tensor]]:
+            state = {**params, **stats, **self._constant, **dict.fromkeys(self.stats.filled, filled_B)}
+            losses_B = self._losses(self.module, state, x, y)
+            return losses_B, [state[name] for name in stats]
+
+        views = self.layout.views(params_LP), self.stats.layout.views(stats_LQ)
         with sdpa_kernel(SDPBackend.MATH):  # the others want aligned lanes, and add up in any order
-            return vmap(partial(self._losses, self.module))(self.layout.views(params_LP), x, y)
+            losses_LB, found = vmap(lane)(*views, x, y, filled_LB)
+        return losses_LB, torch.cat(found, 1) if found else stats_LQ
 
     @torch.no_grad()
-    def evaluation_losses(self, params_LP: Tensor, x: Inputs, y: Tensor) -> Tensor:
+    def evaluation_losses(self, params_LP: Tensor, stats_LQ: Tensor, x: Inputs, y: Tensor) -> Tensor:
         """The same in evaluation."""
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # its kernels read beside rows that are not aligned
         try:
             with sdpa_kernel(SDPBackend.MATH):
-                return vmap(partial(self._losses, self.eval_module))(self.layout.views(params_LP), x, y)
+                views = self.layout.views(params_LP) | self.stats.layout.views(stats_LQ)
+                return vmap(self._evaluated)(views, x, y)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
 
-    def _losses(self, module: nn.Module, params: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+    def _evaluated(self, state: State, x: Inputs, y: Tensor) -> Tensor:
+        return self._losses(self.eval_module, state | self._constant, x, y)
+
+    def _losses(self, module: nn.Module, state: State, x: Inputs, y: Tensor) -> Tensor:
+        """The losses of one row; where layers renew their running statistics, these are in `state` afterwards."""
         with models.arithmetic(self._device, self._precision):
-            logits = functional_call(module, {**params, **self._constant}, (x,))
+            logits = functional_call(module, state, (x,))
         return nn.functional.cross_entropy(logits.to(self._dtype), y, reduction="none")

@@ -1,13 +1,17 @@
 """Whether lanes can train a model: two lanes of a few samples do what the engine does, on its device."""
 
+import copy
+
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from cpfl import models
 from cpfl.engines.lanes.model import LaneModel
 from cpfl.engines.lanes.step import captured
 from cpfl.errors import first_line
-from cpfl.models.adapter import Inputs, mapped
+from cpfl.kernels import batch_norm
+from cpfl.models.adapter import Inputs, mapped, part, size
 from cpfl.task.task import Task
 
 LANES, SAMPLES = 2, 4
@@ -21,6 +25,9 @@ def why_not_lanes(task: Task, device: torch.device) -> str:
     try:
         with torch.random.fork_rng(devices=[]):
             module = models.fresh(task.build, seed, "init", data.transform.dtype)
+            ages = task.experiment.federation.mixes_ages
+            if ages and batch_norm.supported(module):
+                return f"running statistics of BatchNorm have no age there, which federation.{ages} counts"
             return alone(module, x) or in_lanes(task, mapped(lambda each: each.to(device), x), y.to(device))
     except Exception as error:  # a model, and vmap, report what they cannot do in many ways
         return first_line(error) or type(error).__name__
@@ -28,19 +35,31 @@ def why_not_lanes(task: Task, device: torch.device) -> str:
 
 def alone(module: nn.Module, x: Inputs) -> str:
     """What a model does that clients side by side cannot have."""
-    for layer in module.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            return f"{type(layer).__name__} looks at a batch as a whole"
     for training in (True, False):
         module.train(training)
+        for layer in batch_norm.supported(module).values():  # lanes show it its own batch
+            layer.eval()
         with torch.no_grad():
             state = torch.get_rng_state()
             module(mapped(lambda each: torch.cat([each, each]), x))
             if not torch.equal(state, torch.get_rng_state()):
                 return "it draws random numbers of its own, as dropout does"
         if models.looks_at_batches(module, x):
-            return "it looks at a batch as a whole, as BatchNorm does"
-    return ""
+            return f"it looks at a batch as a whole in {'training' if training else 'evaluation'}"
+    return "" if masks(module.train(), x) else "its BatchNorm layers get samples in another order than the batch's"
+
+
+@torch.no_grad()
+def masks(module: nn.Module, x: Inputs) -> bool:
+    """Whether a batch with an empty row is normalized as one without; `in_lanes` may compare with less precision."""
+    masked, filled_B, fewer = copy.deepcopy(module), torch.ones(size(x)), size(x) - 1
+    names = batch_norm.mask(masked)
+    if not names:
+        return True
+    filled_B[-1] = 0
+    found = functional_call(masked, dict.fromkeys(names, filled_B), (x,))[:fewer]
+    expected = module(part(x, slice(fewer)))
+    return torch.allclose(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
 def in_lanes(task: Task, x: Inputs, y: Tensor) -> str:
@@ -48,28 +67,44 @@ def in_lanes(task: Task, x: Inputs, y: Tensor) -> str:
     model = LaneModel(task, y.device)
     row_P = model.layout.row(task.start, y.device)
     params_LP = row_P.repeat(LANES, 1).requires_grad_()
+    stats_LQ = model.stats.row(task.start, y.device).repeat(LANES, 1)
     x_L = mapped(lambda each: torch.stack([each] * LANES), x)
     y_L, before, gradients_LP = torch.stack([y] * LANES), buffers(model), torch.zeros_like(params_LP)
+    new_LQ, filled_LB = torch.zeros_like(stats_LQ), torch.ones_like(y_L, dtype=row_P.dtype)
+    filled_LB[1:, -1] = 0  # the first lane has a whole batch, the others a shorter one
 
     def step() -> None:
-        (found_LP,) = torch.autograd.grad(model.losses(params_LP, x_L, y_L).sum(), params_LP)
+        losses_LB, found_LQ = model.losses(params_LP, stats_LQ, x_L, y_L, filled_LB)
+        (found_LP,) = torch.autograd.grad((losses_LB * filled_LB).sum(), params_LP)
         gradients_LP.copy_(found_LP)
-        model.evaluation_losses(params_LP, x_L, y_L)
+        new_LQ.copy_(found_LQ)
+        model.evaluation_losses(params_LP, found_LQ, x_L, y_L)
 
     for _ in range(2):  # the model may keep what the next step trips over
         captured(step, y.device)()
     if not all(map(torch.equal, before, buffers(model))):
         return "it changes its buffers while it trains"
+    for lane, filled in enumerate(filled_LB.sum(1).int().tolist()):
+        expected = by_itself(task, model, part(x, slice(filled)), y[:filled])
+        for found, name in ((gradients_LP[lane], "gradients"), (new_LQ[lane], "running statistics")):
+            wanted = expected[name]
+            rounding = ROUNDING[task.experiment.precision] * float(wanted.abs().max()) if len(wanted) else 0.0
+            if not torch.allclose(found, wanted, rtol=0, atol=rounding):
+                return f"its {name} are others there"
+    return ""
+
+
+def by_itself(task: Task, model: LaneModel, x: Inputs, y: Tensor) -> dict[str, Tensor]:
+    """A batch's gradients, and the running statistics after it, as rows, of the same model without lanes."""
     module = models.fresh(task.build, task.experiment.seed, "init", task.data.transform.dtype).to(y.device).train()
-    module.load_state_dict(model.layout.state(row_P))
+    module.load_state_dict(task.start)
     loss = nn.functional.cross_entropy(module(x), y, reduction="sum")
     own = models.trained(module)
-    alone = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
-    expected_P = model.layout.row(dict(zip(own, alone, strict=True)), y.device)
-    rounding = ROUNDING[task.experiment.precision] * expected_P.abs().max()
-    if not torch.allclose(gradients_LP, expected_P.expand_as(gradients_LP), rtol=0, atol=float(rounding)):
-        return "its gradients are others there"
-    return ""
+    gradients = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
+    return {
+        "gradients": model.layout.row(dict(zip(own, gradients, strict=True)), y.device),
+        "running statistics": model.stats.row(module.state_dict(), y.device),
+    }
 
 
 def buffers(model: LaneModel) -> list[Tensor]:

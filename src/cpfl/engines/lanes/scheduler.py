@@ -19,10 +19,12 @@ import numpy as np
 import torch
 
 from cpfl.engines.base import OnRound
+from cpfl.engines.client_training import cannot_take
 from cpfl.engines.lanes.batch_schedule import EMPTY, ClientRound, draw, lay_out
 from cpfl.engines.lanes.evaluation import PendingEvaluation, Round
 from cpfl.engines.lanes.step import Lanes
 from cpfl.federation import local_training
+from cpfl.federation.optimizers.base import client_weight
 from cpfl.federation.session import Session
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class Scheduler:
         self._complete: list[Round] = []  # all clients have ended; to be evaluated
         self._order = itertools.count()
         self._pending: deque[tuple[int, PendingEvaluation]] = deque()  # each with the step of its start
+        self._refusal = buffers.model.stats.refusal
         self._ahead = AHEAD.get(self._device.type, 0)
         self._marks: deque[torch.cuda.Event] = deque()
         self._sizes = self._clients.training_sizes.tolist()
@@ -56,7 +59,9 @@ class Scheduler:
         self._use(engine.large)
         for slot, session in enumerate(sessions):
             buffers.models_NP[slot] = buffers.layout.row(session.model, self._device)
+            buffers.stats_NQ[slot] = buffers.model.stats.row(session.model, self._device)
         buffers.sums_NP.zero_()
+        buffers.stats_sums_NQ.zero_()
         buffers.algorithm.load(sessions)
 
     def work(self) -> None:
@@ -146,11 +151,13 @@ class Scheduler:
             own, schedule = data.clients[one.client].training, self._schedules.take(one)
             if schedule is None:
                 schedule = draw(settings, self._task.experiment.seed, shape, one.samples, one.client, one.round)
+            if self._refusal and (schedule[0][: one.steps] != EMPTY).sum(1).min() == 1:
+                raise cannot_take(1, one.client, self._refusal)
             first = self._depth - one.steps
             lay_out(own, schedule, one.steps, *(drawn[lane, first:] for drawn in self._drawn_LS.values()))
             self._in_lane[lane], self._left[lane] = one, one.steps
             round = self._rounds[one.cohort]
-            entering.append((lane, round.cohort_slot, one.client, local_training.rate(settings, one.round), 0))
+            entering.append((lane, round.cohort_slot, one.client, local_training.rate(settings, one.round), 0, 0))
             if one.client in round.starts:
                 older[lane] = round.starts[one.client]
         self._lanes.fill(entering, older)
@@ -189,8 +196,10 @@ class Scheduler:
             one = self._in_lane.pop(lane)
             round = self._rounds[one.cohort]
             weight = self._server.weight(one.samples, one.steps)
-            ended.append((lane, round.cohort_slot, one.client, weight, round.slot + one.position))
+            share = client_weight(self._settings.weights, one.samples)
+            ended.append((lane, round.cohort_slot, one.client, weight, share, round.slot + one.position))
             round.weight += weight
+            round.share += share
             round.missing -= 1
             if round.missing == 0:
                 complete.append(round)

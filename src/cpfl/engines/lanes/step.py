@@ -1,6 +1,7 @@
 """What lanes do, each a graph on a GPU: take clients in, advance all by a step, add models of ended clients to sums.
 
-Axes: L lanes, B batch, P parameters, N cohorts, F staged clients. Row L or N is for entries that stay empty.
+Axes: L lanes, B batch, P parameters, Q running statistics of BatchNorm, N cohorts, F staged clients. Row L or N is for
+entries that stay empty.
 """
 
 import functools
@@ -27,8 +28,9 @@ MANY_ENGINES = 10_000  # a sweep has one for every run
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
-Entry = tuple[int, int, int, float, int]
-"""A staged client: its lane, its cohort's slot, the client, its learning rate or weight, its model's slot."""
+Entry = tuple[int, int, int, float, float, int]
+"""A staged client: its lane, its cohort's slot, the client, its learning rate or weight, the weight of its running
+statistics, its model's slot."""
 
 
 class Lanes:
@@ -39,6 +41,7 @@ class Lanes:
         self.count, self.buffers, settings = count, buffers, task.experiment.federation
         compiled = device.type == "cuda"
         self.params_LP = torch.zeros(count + 1, buffers.layout.size, dtype=buffers.dtype, device=device)
+        self.stats_LQ = self.params_LP.new_zeros(count + 1, buffers.stats_NQ.shape[1])
         self.losses_L = torch.zeros(count + 1, dtype=buffers.dtype, device=device)
         self.squared_losses_L = torch.zeros_like(self.losses_L)
         self._rates_L1 = torch.zeros(count + 1, 1, dtype=buffers.dtype, device=device)
@@ -57,13 +60,15 @@ class Lanes:
         integers, floats = ((STAGED,), torch.int64), ((STAGED,), buffers.dtype)
         self._entering = StagingBuffer(device, lanes=integers, cohorts=integers, clients=integers, rates=floats)
         self._ended = StagingBuffer(
-            device, lanes=integers, cohorts=integers, clients=integers, weights=floats, slots=integers
+            device, lanes=integers, cohorts=integers, clients=integers, weights=floats, shares=floats, slots=integers
         )
         size, one = (min(STAGED_OF_COHORT, count),), ((1,), torch.int64)
         integers, floats = (size, torch.int64), (size, buffers.dtype)
-        self._ended_of_cohort = StagingBuffer(device, lanes=integers, cohorts=one, clients=integers, weights=floats)
+        self._ended_of_cohort = StagingBuffer(
+            device, lanes=integers, cohorts=one, clients=integers, weights=floats, shares=floats
+        )
         self._leaf = self.params_LP.detach().requires_grad_()
-        self._forward: Callable[[], tuple[Tensor, Tensor | None]] = self._losses
+        self._forward: Callable[[], tuple[Tensor, Tensor, Tensor | None]] = self._losses
         if compiled and buffers.model.compiles:
             self._forward = faster(self._losses)
         # Compiled, a step reads each row once instead of once for every operation. A user's optimizer stays as it is.
@@ -83,7 +88,7 @@ class Lanes:
     def states(self) -> list[Tensor]:
         """All that clients in training have, by lane."""
         sums = [self.losses_L, self.squared_losses_L, self._rates_L1, self._state.steps]
-        return [self.params_LP, *sums, *self._state.buffers.values(), *self._rows.values()]
+        return [self.params_LP, self.stats_LQ, *sums, *self._state.buffers.values(), *self._rows.values()]
 
     def fill(self, entering: Sequence[Entry], older: dict[int, Tensor]) -> None:
         """Lanes start one client each, from its cohort's newest model or from an older one, which is given by lane."""
@@ -127,6 +132,7 @@ class Lanes:
         lanes, cohorts, clients = arrays["lanes"], arrays["cohorts"], arrays["clients"]
         models_FP = buffers.models_NP.index_select(0, cohorts)
         self.params_LP.index_copy_(0, lanes, models_FP)
+        self.stats_LQ.index_copy_(0, lanes, buffers.stats_NQ.index_select(0, cohorts))
         for values in (self.losses_L, self.squared_losses_L, state.steps, *state.buffers.values()):
             values.index_fill_(0, lanes, 0)
         self._rates_L1.index_copy_(0, lanes, arrays["rates"][:, None])
@@ -166,6 +172,11 @@ class Lanes:
             if filled_F1 is not None:
                 models_FP = torch.where(filled_F1, models_FP, 0).sum(0, keepdim=True)
             buffers.sums_NP.index_copy_(0, cohorts, buffers.sums_NP.index_select(0, cohorts).add_(models_FP))
+        stats_FQ = self.stats_LQ.index_select(0, lanes).mul_(arrays["shares"][:, None])
+        if filled_F1 is not None:
+            stats_FQ = torch.where(filled_F1, stats_FQ, 0).sum(0, keepdim=True)
+        sums_FQ = buffers.stats_sums_NQ.index_select(0, cohorts).add_(stats_FQ)
+        buffers.stats_sums_NQ.index_copy_(0, cohorts, sums_FQ)
         buffers.losses_M.index_copy_(0, clients, self.losses_L.index_select(0, lanes))
         buffers.squared_losses_M.index_copy_(0, clients, self.squared_losses_L.index_select(0, lanes))
 
@@ -178,19 +189,21 @@ class Lanes:
         rows = {name: rows_LP.index_select(0, lanes) for name, rows_LP in self._rows.items()}
         return ClientState(lr.index_select(0, lanes) if isinstance(lr, Tensor) else lr, steps, {}, **rows)
 
-    def _losses(self) -> tuple[Tensor, Tensor | None]:
+    def _losses(self) -> tuple[Tensor, Tensor, Tensor | None]:
         buffers, staged = self.buffers, self.batches.device
         x, y = buffers.samples(staged)
         mask_LB = (staged["rows"] != EMPTY).to(buffers.dtype)
-        losses_LB = buffers.model.losses(self._leaf[: self.count], x, y)
+        rows = self._leaf[: self.count], self.stats_LQ[: self.count]
+        losses_LB, stats_LQ = buffers.model.losses(*rows, x, y, mask_LB)
         squared_L = (losses_LB.detach() * mask_LB).square().sum(1) if buffers.has_squared_losses else None
-        return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1), squared_L
+        return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1), stats_LQ, squared_L
 
     def _step(self) -> None:
-        losses_L, squared_L = self._forward()
+        losses_L, stats_LQ, squared_L = self._forward()
         (gradients_LP,) = torch.autograd.grad(losses_L.sum(), self._leaf)  # lanes share nothing: each gets its own
         self._state.steps.add_(1)
         self._optimizer.clip_and_step(self.params_LP, gradients_LP, self._state, self._compiled_step)
+        self.stats_LQ[: self.count].copy_(stats_LQ)
         self.losses_L[: self.count].add_(losses_L.detach())
         if squared_L is not None:
             self.squared_losses_L[: self.count].add_(squared_L)
