@@ -59,6 +59,7 @@ WHERE: dict[str, dict[str, Any]] = {
     "federation.client adam": PLAIN,
     "federation.client adamw": PLAIN,
     "federation.client scaffold": PLAIN,
+    "federation.batch_stats": {"model.name": "tests.engines.test_batch_norm:Normed"},
     "federation.participation": {"max_rounds": 2},
     "federation.selection": HALF,
     "federation.selection all": {},

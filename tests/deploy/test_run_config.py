@@ -32,6 +32,7 @@ def test_a_rule_that_needs_validation_samples_is_refused() -> None:
         ),
         ("federation.participation=0.5 federation.over_selection=0.3", "federation.over_selection = 0.3 is for sim"),
         ("federation.deadline=60", "federation.deadline = 60"),
+        ("federation.batch_stats=local", "federation.batch_stats = 'local'"),
         ("federation.min_results=2 devices.crash_rate=0.1", "federation.min_results = 2"),
         ("federation.buffer_size=3", "federation.buffer_size = 3"),
         ("devices.availability=synthetic", "devices.availability = 'synthetic'"),

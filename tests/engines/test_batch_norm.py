@@ -13,7 +13,8 @@ import cpfl
 from cpfl.data.given import Given
 from cpfl.engines.lanes import LaneEngine, scheduler, why_not_lanes
 from cpfl.engines.lanes.model import LaneModel
-from cpfl.errors import ModelError
+from cpfl.errors import ModelError, SettingError
+from cpfl.federation import local_training
 from cpfl.kernels import batch_norm
 from cpfl.method import open_sessions
 from cpfl.settings import experiment_file
@@ -23,6 +24,7 @@ SETTINGS: dict[str, Any] = {
     "precision": "float64", "clients": 9, "cohorts": 3, "max_rounds": 3, "data.train_limit": 300, "data.alpha": 1,
     "federation.batch_size": 8, "federation.lr": 0.05,
 }  # fmt: skip
+LOCAL = {"federation.batch_stats": "local"}
 ELEVEN = {"data.split": "iid", "data.train_limit": 99, "data.validation": 0, "federation.batch_size": 10}  # a client
 CASES: dict[str, dict[str, Any]] = {
     "momentum, two epochs": {"local_epochs": 2, "momentum": 0.9},
@@ -98,9 +100,10 @@ def test_a_move_to_the_small_lanes_changes_nothing(monkeypatch: pytest.MonkeyPat
         assert_alike(ours, theirs)
 
 
-def test_from_a_checkpoint() -> None:
+@pytest.mark.parametrize("how", [{}, LOCAL], ids=["average", "local"])
+def test_from_a_checkpoint(how: dict[str, Any]) -> None:
     """Two rounds on lanes, and the rest in new sessions on lanes."""
-    task, short = task_of(), task_of(max_rounds=2)
+    task, short = task_of(**how), task_of(max_rounds=2, **how)
     plain = federate(task, "reference")
     sessions = open_sessions(task)
     for begun, session in zip(federate(short, "lanes"), sessions, strict=True):
@@ -158,3 +161,58 @@ def test_what_a_gpu_compiles_is_the_same() -> None:
     for found, expected in zip(whole(params_LP, stats_LQ, *batch), plain, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert not torch.equal(plain[1][0], plain[1][1])
+
+
+LOCAL_CASES: dict[str, dict[str, Any]] = {
+    "momentum, two epochs": CASES["momentum, two epochs"],
+    "by samples": CASES["by samples"],
+    "partial work": CASES["partial work"],
+    "fedprox": {"client": "fedprox", "participation": 0.7},
+}
+
+
+@pytest.mark.parametrize("case", LOCAL_CASES)
+def test_engines_are_equal_where_it_stays_with_clients(case: str) -> None:
+    task = task_of(**LOCAL, **{f"federation.{key}": value for key, value in LOCAL_CASES[case].items()})
+    plain = federate(task, "reference")
+    for engine in ("workers", "lanes"):
+        for ours, theirs in zip(federate(task, engine), plain, strict=True):
+            assert_alike(ours, theirs)
+
+
+def test_fedbn_by_hand() -> None:
+    """Two clients of one cohort: their own BatchNorm from round to round, the mean of everything else."""
+    task = task_of(**LOCAL, **{"cohorts": 1, "clients": 2, "data.train_limit": 60, "max_rounds": 3})
+    module, model, own = task.build().double(), task.start, dict[int, dict[str, Tensor]]()
+    x, y = task.data.train.x, torch.as_tensor(task.data.train.y)
+    for number in (1, 2, 3):
+        ends = []
+        for client in (0, 1):
+            module.load_state_dict({**model, **own.get(client, {})})
+            samples = task.data.clients[client].training
+            federation, seed = task.experiment.federation, task.experiment.seed
+            for batch in local_training.batches(federation, len(samples), seed, client, number):
+                inputs = task.data.transform(torch.as_tensor(x[samples[batch]]))
+                module.zero_grad()
+                nn.functional.cross_entropy(module.train()(inputs), y[samples[batch]]).backward()
+                torch.optim.SGD(module.parameters(), lr=0.05).step()
+            ends.append({name: value.clone() for name, value in module.state_dict().items()})
+            own[client] = {name: value for name, value in ends[-1].items() if name.startswith(("before", "after"))}
+        model = {name: (value + ends[1][name]) / 2 for name, value in ends[0].items()}
+        model |= {name: value for name, value in ends[0].items() if name.endswith("tracked")}
+    (session,) = federate(task, "reference")
+    for name, value in session.model.items():
+        torch.testing.assert_close(value, model[name], rtol=0, atol=1e-12)
+    for client, state in session.algorithm_state.clients.items():
+        assert state.keys() == own[client].keys()
+        for name, value in state.items():
+            torch.testing.assert_close(value, own[client][name], rtol=0, atol=1e-12)
+    assert not torch.equal(own[0]["after.weight"], own[1]["after.weight"])
+
+
+def test_where_it_cannot_stay_with_clients() -> None:
+    with pytest.raises(SettingError, match="has no effect here: it needs a model with BatchNorm layers"):
+        task_of(nn.Sequential(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 10)), **LOCAL)
+    for key, value in (("client", "scaffold"), ("server", "fedavgm"), ("max_update_norm", 1), ("buffer_size", 2)):
+        with pytest.raises(SettingError, match=f"{key}.*batch_stats|batch_stats.*{key}"):
+            task_of(**LOCAL, **{f"federation.{key}": value})

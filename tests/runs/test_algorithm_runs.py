@@ -20,6 +20,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "federation.lr_schedule_args.rounds": 4,
     },
     "krum": {"federation.server": "krum", "federation.momentum": 0.9},
+    "batch norm": {"model.name": "tests.engines.test_batch_norm:Normed"},
+    "batch norm of clients": {
+        "model.name": "tests.engines.test_batch_norm:Normed",
+        "federation.batch_stats": "local",
+    },
 }
 
 
@@ -27,6 +32,8 @@ def run(path: Path, engine: str, name: str, **more: Any) -> cpfl.Run:
     """A small run with the algorithm of this name."""
     settings = small_runs.SETTINGS | {"federation.momentum": 0.0, "cohorts": 2, "clients": 8} | ALGORITHMS[name] | more
     settings |= {"federation.participation": 0.7, "federation.lr": 0.05}
+    if "model.name" in settings:
+        del settings["model.args.hidden"]
     callback = settings.pop("callback", None)
     return cpfl.run("digits", out=path, engine=engine, device="cpu", workers=1, settings=settings, callback=callback)
 

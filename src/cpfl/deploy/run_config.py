@@ -23,6 +23,8 @@ ALLOWED = {  # what a deployed run can follow of settings that simulations follo
     "federation.over_selection": (0,),
     "federation.deadline": (0,),
     "federation.min_results": (1,),
+    # Nodes remember nothing between rounds.
+    "federation.batch_stats": ("average",),
     "federation.buffer_size": (0,),
     "devices.availability": ("always",),
     "devices.crash_rate": (0,),

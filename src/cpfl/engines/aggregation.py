@@ -3,6 +3,8 @@
 Trained parameters go through the server optimizer; buffers are averaged. Axes: P parameters.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,8 +25,9 @@ class RoundAggregator:
         request: RoundRequest,
         device: torch.device,
         client: ClientOptimizer | None = None,  # to update the clients' states
+        local: Sequence[str] = (),  # tensors that stay with each client
     ) -> None:
-        self._layout, self._server, self._device, self._request = layout, server, device, request
+        self._layout, self._server, self._device, self._request, self._local = layout, server, device, request, local
         self.start = {name: value.to(device) for name, value in request.model.items()}
         trained_or_constant = {*layout.shapes, *layout.ties, *layout.frozen}
         self._others = [name for name in self.start if name not in trained_or_constant]
@@ -43,6 +46,16 @@ class RoundAggregator:
     def row(self, state: State | None, initial: float = 0.0) -> Tensor:
         """A stored state as a row, or a row of its initial value."""
         return torch.full_like(self.start_P, initial) if state is None else self._layout.row(state, self._device)
+
+    def start_of(self, client: int) -> State:
+        """The model that a client begins with: the cohort's newest or an older one, with what is its own."""
+        origin = self._request.origins.get(client)
+        model = self.start if origin is None else origin.model
+        return {**model, **self._request.algorithm_state.clients.get(client, {})} if self._local else model
+
+    def client_state(self, client: int) -> State | None:
+        """What the client optimizer remembers of a client; None: nothing yet."""
+        return None if self._local else self._request.algorithm_state.clients.get(client)
 
     def add(
         self, state: State, samples: int, steps: int, origin: Origin | None = None, row_P: Tensor | None = None
@@ -67,6 +80,11 @@ class RoundAggregator:
         model = {name: clipped[name] if name in clipped else value.clone() for name, value in state.items()}
         age = 0 if origin is None else self._request.round - origin.round
         self._updates.append(staleness.Arrived(model, start, age, weight))
+
+    def keep_local(self, client: int, state: State) -> None:
+        """Keep what stays with the client of its model, which may be overwritten afterwards."""
+        if self._local:
+            self._client_states[client] = {name: state[name].clone() for name in self._local}
 
     def add_client_state(self, client: int, before_P: Tensor, after_P: Tensor) -> None:
         """A client's state before and after its round; the second one is kept."""

@@ -15,7 +15,7 @@ from cpfl.engines.client_training import ClientTrainer
 from cpfl.errors import DivergedError
 from cpfl.federation import local_training, optimizers
 from cpfl.federation.session import ClientResult, RoundRequest, RoundResult, Session
-from cpfl.models import State
+from cpfl.models import State, batch_norm
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
@@ -30,6 +30,7 @@ class ReferenceEngine(Engine):
         models.choose_arithmetic(task.experiment.precision)
         self._module = models.fresh(task.build, task.experiment.seed, "init", task.data.transform.dtype).to(device)
         self._layout = Layout.from_module(self._module)
+        self._local = batch_norm.local_names(self._settings, self._module)
         self._trainer = ClientTrainer(task, self._module, self._layout, device)
         self._server = optimizers.server_optimizer(self._settings)
 
@@ -46,14 +47,16 @@ class ReferenceEngine(Engine):
 
     def do(self, request: RoundRequest) -> RoundResult:
         """One round of one cohort: its participants train, the server makes the new model, and they evaluate it."""
-        aggregator = RoundAggregator(self._layout, self._server, request, self._device, self._trainer.optimizer)
+        asked = (self._layout, self._server, request, self._device, self._trainer.optimizer, self._local)
+        aggregator = RoundAggregator(*asked)
         results = []
         for client in request.participants:
             origin = request.origins.get(client)
-            self._module.load_state_dict(aggregator.start if origin is None else origin.model)
-            before_P = aggregator.row(request.algorithm_state.clients.get(client))
+            self._module.load_state_dict(aggregator.start_of(client))
+            before_P = aggregator.row(aggregator.client_state(client))
             result, after_P = self._train(client, request, before_P, aggregator.mean_client_state_P)
             results.append(result)
+            aggregator.keep_local(client, self._module.state_dict())
             aggregator.add(self._module.state_dict(), self._trainer.size(client), result.steps, origin)
             if after_P is not None:
                 aggregator.add_client_state(client, before_P, after_P)

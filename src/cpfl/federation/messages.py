@@ -9,7 +9,7 @@ CLIENT_STATE_MEAN = "client_state_mean"  # over all clients, beside the buffers 
 
 @dataclass(frozen=True)
 class AlgorithmState:
-    """What optimizers remember from round to round beside the model: momenta, control variates.
+    """What is remembered from round to round beside the model: momenta, control variates, clients' own BatchNorm.
 
     Parameters by name, of the cohort's buffers and of single clients; what is missing has not begun.
     """

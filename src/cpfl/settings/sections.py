@@ -151,6 +151,9 @@ class Federation(Section):
     """The server scales longer client updates down to this norm; 0: no clipping."""
     weights: Literal["equal", "samples"] = "equal"
     """Weights of clients in the mean: equal, as in the authors' code, or their training samples."""
+    batch_stats: Literal["average", "local"] = "average"
+    """average: BatchNorm is averaged like the rest; local: a client begins a round with its own parameters and running
+    statistics of BatchNorm (FedBN, Li et al. 2021), and the cohort's model has the mean of the participants'."""
     participation: Annotated[Fraction, When("participants = 0")] = 1.0
     """Share of a cohort's clients that take part in a round."""
     participants: OptionalCount = 0

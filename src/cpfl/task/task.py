@@ -20,10 +20,10 @@ from cpfl.devices.fleet import Fleet
 from cpfl.devices.fleet import fleet as fleet_of
 from cpfl.errors import ModelError, SettingError
 from cpfl.federation.session import Session
-from cpfl.models import ModelFactory, State
+from cpfl.models import ModelFactory, State, batch_norm
 from cpfl.models.adapter import adapted
 from cpfl.privacy.label_counts import cohort_counts
-from cpfl.settings import Distillation, Experiment, Model, Stopping
+from cpfl.settings import Distillation, Experiment, Federation, Model, Stopping
 from cpfl.task.population import Population, assign_cohorts, memory_mapped
 
 
@@ -110,6 +110,8 @@ def build_task(
             settings = models.named(experiment.model, name)
             own = adapted(models.factory(settings, shape, classes, f"model.by_cohort.{cohort}"), x)
             made[name] = CohortModel(own, *models.initial(own, settings, seed, x, classes, dtype))
+    builds = [build, *(one.build for one in made.values())]
+    check_batch_stats(experiment.federation, [models.fresh(one, seed, "init", dtype) for one in builds])
     others = {int(cohort): made[name] for cohort, name in experiment.model.by_cohort.items()}
     fleet, cohorts, counts = population.fleet, population.cohorts, population.label_counts
     if counts is None:
@@ -140,6 +142,13 @@ def check_views(data: FederatedData, settings: Distillation) -> None:
             f"distillation.augment = {settings.augment!r} is for images (uint8, channels first), not for samples of "
             f"shape {public.shape}; allowed here: auto, training, none"
         )
+
+
+def check_batch_stats(settings: Federation, modules: Sequence[nn.Module]) -> None:
+    """Refuse to keep BatchNorm layers with clients where no model of a cohort has any."""
+    if settings.batch_stats == "local" and not any(map(batch_norm.names, modules)):
+        key = 'federation.batch_stats = "local"'
+        raise SettingError(f"{key} has no effect here: it needs a model with BatchNorm layers")
 
 
 def user_model_factory(model: UserModel) -> ModelFactory:

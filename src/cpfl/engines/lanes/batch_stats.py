@@ -46,8 +46,11 @@ class BatchStats:
 
     def state(self, row_Q: Tensor, before: State, steps: int) -> State:
         """The part of a model's state that so many steps have changed; the row must not change any more."""
-        counters = {name: before[name] + added * steps for name, added in self.batches.items()}
-        return self.layout.state(row_Q) | counters
+        return self.layout.state(row_Q) | self.counters(before, steps)
+
+    def counters(self, before: State, steps: int) -> State:
+        """The counters after so many steps."""
+        return {name: before[name] + added * steps for name, added in self.batches.items()}
 
 
 def _counts(name: str) -> bool:

@@ -13,12 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cpfl.engines.lanes.local_batch_norm import LocalBatchNorm
 from cpfl.engines.lanes.model import LaneModel
 from cpfl.federation import optimizers
 from cpfl.federation.messages import CLIENT_STATE_MEAN
 from cpfl.federation.optimizers.base import ServerOptimizer
 from cpfl.federation.selection.base import participants_per_round
 from cpfl.federation.session import Session
+from cpfl.models import batch_norm
 from cpfl.models.adapter import Inputs, mapped
 from cpfl.models.layout import Layout
 from cpfl.settings.choices import SELECTIONS
@@ -44,6 +46,8 @@ class DeviceBuffers:
         self.has_squared_losses = SELECTIONS.find(experiment.federation.selection).squared_losses
         self.squared_losses_M = torch.zeros_like(self.losses_M)
         self.algorithm = AlgorithmBuffers(task, self.layout, device)
+        local = batch_norm.local_names(experiment.federation, self.model.module)
+        self.local = LocalBatchNorm(task, self.model, local, device) if local else None
 
     def samples(self, staged: dict[str, Tensor]) -> tuple[Inputs, Tensor]:
         """Model inputs and labels for staged rows; empty rows give some sample that the caller masks."""
@@ -89,7 +93,7 @@ class AlgorithmBuffers:
         for slot, session in enumerate(sessions):
             for name, state in session.algorithm_state.cohort.items():
                 self.cohort_NP[name][slot] = self._layout.row(state, self._device)
-            for client, state in session.algorithm_state.clients.items():
+            for client, state in session.algorithm_state.clients.items() if self.client.has_client_state else ():
                 self.client_states_MP[client] = self._layout.row(state, self._device)
 
 

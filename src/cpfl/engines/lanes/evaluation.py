@@ -22,6 +22,7 @@ from cpfl.federation.optimizers.base import client_weight
 from cpfl.federation.rounds import staleness
 from cpfl.federation.selection.base import participants_per_round
 from cpfl.federation.session import ClientResult, RoundResult, Session
+from cpfl.models import State
 
 MODELS = {"cuda": 16}  # small cohorts that are evaluated together; elsewhere it gains nothing
 BATCH, LARGEST = 64, 1024
@@ -106,8 +107,11 @@ class Evaluator:
         self.aggregate()
         cohorts = self._sums.device["cohorts"]
         cohort_states = {name: rows.index_select(0, cohorts) for name, rows in algorithm.cohort_NP.items()}
-        has_client_state = algorithm.client.has_client_state
-        client_states = algorithm.client_states_MP.index_select(0, clients) if has_client_state else None
+        client_states = None
+        if buffers.local is not None:
+            client_states = buffers.local.rows(clients)
+        elif algorithm.client.has_client_state:
+            client_states = algorithm.client_states_MP.index_select(0, clients)
         held, arrays = zip(*map(self._validation, rounds), strict=True)
         chunks = []
         for start in range(0, max(sum(counts.values()) for counts in held), self._batch):
@@ -134,7 +138,8 @@ class Evaluator:
         """Wait for an evaluation; the results of its rounds, less those of sessions that have stopped since."""
         if pending.done is not None:
             pending.done.synchronize()
-        chunks, layout, end = [chunk.numpy() for chunk in pending.chunks], self._buffers.layout, 0
+        chunks, layout, local = [chunk.numpy() for chunk in pending.chunks], self._buffers.layout, self._buffers.local
+        end = 0
         losses_VB = np.concatenate(chunks, axis=1, dtype=np.float64) if chunks else None
         for k, (round, held) in enumerate(zip(pending.rounds, pending.held, strict=True)):
             own = slice(end, end + len(round.clients))
@@ -149,13 +154,19 @@ class Evaluator:
             state = AlgorithmState({name: layout.views(rows_VP[k]) for name, rows_VP in pending.cohort_states.items()})
             if pending.client_states is not None:
                 # Copies: a session may keep a client's row for long, and must not keep all others with it.
-                for client, row in zip(round.clients, pending.client_states[own], strict=True):
-                    state.clients[client] = layout.views(row.clone())
+                for one, row in zip(round.clients.values(), pending.client_states[own], strict=True):
+                    kept, before = row.clone(), self._before(round, one)
+                    state.clients[one.client] = local.state(kept, before, one.steps) if local else layout.views(kept)
             squared = None if pending.squared_losses is None else pending.squared_losses[own].tolist()
             results = self._client_results(round, validation, pending.training[own].tolist(), squared)
-            steps = next(iter(round.clients.values())).steps  # counters are the first client's
-            own_stats = self._buffers.model.stats.state(pending.stats_VQ[k], round.session.model, steps)
-            yield round, RoundResult(layout.state(pending.models_VP[k]) | own_stats, results, algorithm_state=state)
+            first = next(iter(round.clients.values()))  # counters are the first client's
+            stats = self._buffers.model.stats.state(pending.stats_VQ[k], self._before(round, first), first.steps)
+            yield round, RoundResult(layout.state(pending.models_VP[k]) | stats, results, algorithm_state=state)
+
+    def _before(self, round: Round, one: ClientRound) -> State:
+        """Where a client's counters began: with its own model, if it has one, or with its cohort's."""
+        known = round.session.algorithm_state.clients if self._buffers.local is not None else {}
+        return known.get(one.client, round.session.model)
 
     def _client_results(
         self, round: Round, validation: dict[int, float], losses: list[float], squared: list[float] | None

@@ -63,6 +63,8 @@ class Scheduler:
         buffers.sums_NP.zero_()
         buffers.stats_sums_NQ.zero_()
         buffers.algorithm.load(sessions)
+        if buffers.local is not None:
+            buffers.local.load(sessions)
 
     def work(self) -> None:
         """Fill, step, collect and evaluate until nothing is left."""

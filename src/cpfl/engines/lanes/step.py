@@ -131,8 +131,11 @@ class Lanes:
         arrays, buffers, state = self._entering.device, self.buffers, self._state
         lanes, cohorts, clients = arrays["lanes"], arrays["cohorts"], arrays["clients"]
         models_FP = buffers.models_NP.index_select(0, cohorts)
+        stats_FQ = buffers.stats_NQ.index_select(0, cohorts)
+        if buffers.local is not None:
+            models_FP, stats_FQ = buffers.local.start(clients, models_FP, stats_FQ)
         self.params_LP.index_copy_(0, lanes, models_FP)
-        self.stats_LQ.index_copy_(0, lanes, buffers.stats_NQ.index_select(0, cohorts))
+        self.stats_LQ.index_copy_(0, lanes, stats_FQ)
         for values in (self.losses_L, self.squared_losses_L, state.steps, *state.buffers.values()):
             values.index_fill_(0, lanes, 0)
         self._rates_L1.index_copy_(0, lanes, arrays["rates"][:, None])
@@ -149,6 +152,9 @@ class Lanes:
         buffers, algorithm = self.buffers, self.buffers.algorithm
         lanes, cohorts, clients = arrays["lanes"], arrays["cohorts"], arrays["clients"]
         models_FP, filled_F1 = self.params_LP.index_select(0, lanes), None
+        stats_FQ = self.stats_LQ.index_select(0, lanes)
+        if buffers.local is not None:
+            buffers.local.keep(clients, models_FP, stats_FQ)
         if of_cohort:
             filled_F1 = (lanes != self.count)[:, None]
         if self._optimizer.has_client_state:
@@ -172,7 +178,7 @@ class Lanes:
             if filled_F1 is not None:
                 models_FP = torch.where(filled_F1, models_FP, 0).sum(0, keepdim=True)
             buffers.sums_NP.index_copy_(0, cohorts, buffers.sums_NP.index_select(0, cohorts).add_(models_FP))
-        stats_FQ = self.stats_LQ.index_select(0, lanes).mul_(arrays["shares"][:, None])
+        stats_FQ.mul_(arrays["shares"][:, None])
         if filled_F1 is not None:
             stats_FQ = torch.where(filled_F1, stats_FQ, 0).sum(0, keepdim=True)
         sums_FQ = buffers.stats_sums_NQ.index_select(0, cohorts).add_(stats_FQ)

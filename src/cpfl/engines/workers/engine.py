@@ -19,6 +19,7 @@ from cpfl.errors import DivergedError
 from cpfl.federation import local_training, optimizers
 from cpfl.federation.messages import CLIENT_STATE_MEAN
 from cpfl.federation.session import ClientResult, RoundResult, Session
+from cpfl.models import batch_norm
 from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
@@ -36,6 +37,7 @@ class WorkerEngine(Engine):
         x = data.inputs(4)
         self.job_samples = 1 if models.looks_at_batches(module, x) else JOB_SAMPLES
         self.layout, self.stale_layout = worker_layout(task), Layout.from_module(module)
+        self.local = batch_norm.local_names(task.experiment.federation, module)
         self.server = optimizers.server_optimizer(task.experiment.federation)
         self.client = optimizers.client_optimizer(task.experiment.federation)
         count = min(workers or cores(), task.experiment.clients)
@@ -71,24 +73,29 @@ class Round:
         self._model = engine.pool.models[session.cohort]
         self._model.write(request.model)
         self._model.write_state(request.algorithm_state.cohort.get(CLIENT_STATE_MEAN))
-        self._mean = request.aggregation == "mean"
+        self._mean, self._local = request.aggregation == "mean", bool(engine.local)
         layout, cpu = engine.layout if self._mean else engine.stale_layout, torch.device("cpu")
-        self._aggregator = RoundAggregator(layout, engine.server, request, cpu, engine.client)
+        self._aggregator = RoundAggregator(layout, engine.server, request, cpu, engine.client, engine.local)
         self._losses: dict[int, tuple[float, float | None]] = {}  # of training, and of their squares
         self._validation: dict[int, float] = {}
         self._evaluations = 0  # jobs that are not done yet
         self._order = list(request.participants)  # clients whose models are still to be added, in this order
         self._early: dict[int, ModelRow] = {}  # models that came before their predecessors
         for client in sorted(request.participants, key=lambda client: -self._steps[client]):  # longest first
-            how = (request.steps.get(client), request.squared_losses, client in request.origins)
+            how = (request.steps.get(client), request.squared_losses, self._starts_elsewhere(client))
             self._waiting.append(Job("train", request.cohort, (client,), request.origin(client).round, *how))
 
     def prepare(self, job: Job, row: ModelRow) -> None:
         """Write what a client starts with, besides its cohort's model, into the row of its result."""
         if job.kind == "train":
             if job.older:
-                row.write(self._request.origins[job.clients[0]].model)
-            row.write_state(self._request.algorithm_state.clients.get(job.clients[0]))
+                row.write(self._aggregator.start_of(job.clients[0]))
+            row.write_state(self._aggregator.client_state(job.clients[0]))
+
+    def _starts_elsewhere(self, client: int) -> bool:
+        """From an older model than the cohort's newest, or with parts of its own."""
+        own = self._local and client in self._request.algorithm_state.clients
+        return own or client in self._request.origins
 
     def done(self, job: Job, answer: Any, row: ModelRow) -> RoundResult | None:
         """A client has trained, or some have evaluated the new model; the last one completes the round."""
@@ -111,9 +118,10 @@ class Round:
             first = self._order.pop(0)
             model, origin = self._early.pop(first), request.origins.get(first)
             params_P = model.parameters_P if self._mean else None
+            self._aggregator.keep_local(first, model.tensors)
             self._aggregator.add(model.tensors, self._sizes[first], self._steps[first], origin, params_P)
             if len(model.state_P):
-                before_P = self._aggregator.row(request.algorithm_state.clients.get(first))
+                before_P = self._aggregator.row(self._aggregator.client_state(first))
                 self._aggregator.add_client_state(first, before_P, model.state_P.clone())
         if client in self._early:  # its row is needed for others
             self._early[client] = row.clone()

@@ -34,7 +34,7 @@ class Job:
     round: int
     steps: int | None = None  # only so many, the first ones
     squared_losses: bool = False  # the sum of the squared sample losses is wanted
-    older: bool = False  # the client starts from an older model than its cohort's newest
+    older: bool = False  # the client starts from another model than its cohort's newest, older or with own parts
 
 
 @dataclass

@@ -36,6 +36,8 @@ def check(federation: Federation) -> None:
     if ages and (client.has_client_state or server.needs_all_models):
         name = client_name if client.has_client_state else server_name
         raise SettingError(f"{name} needs clients of one round: it does not go with {ages}")
+    if client.has_client_state and federation.batch_stats == "local":
+        raise SettingError(f'{client_name} keeps state of clients by itself: federation.batch_stats must be "average"')
     own = [name for name in ("weight", "update_scale") if getattr(kind, name) is not getattr(ServerOptimizer, name)]
     if ages and own:  # age and federation.weights alone say how much an update counts there
         own_rules = f"its own {' and '.join(own)}, which ignores the age of updates"
