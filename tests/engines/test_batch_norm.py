@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import cpfl
 from cpfl.data.given import Given
+from cpfl.engines import create
 from cpfl.engines.lanes import LaneEngine, scheduler, why_not_lanes
 from cpfl.engines.lanes.model import LaneModel
 from cpfl.errors import ModelError, SettingError
@@ -216,3 +217,14 @@ def test_where_it_cannot_stay_with_clients() -> None:
     for key, value in (("client", "scaffold"), ("server", "fedavgm"), ("max_update_norm", 1), ("buffer_size", 2)):
         with pytest.raises(SettingError, match=f"{key}.*batch_stats|batch_stats.*{key}"):
             task_of(**LOCAL, **{f"federation.{key}": value})
+
+
+@pytest.mark.parametrize("engine", ["workers", "lanes"])
+def test_what_stays_with_clients_must_fit(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four numbers of each of five channels, and two counters, of nine clients."""
+    task, numbers = task_of(**LOCAL), 9 * (4 * 5 + 2) * 8
+    monkeypatch.setattr(create, "memory", lambda device: numbers)
+    create.create_engine(engine, task, CPU, print, 1)
+    monkeypatch.setattr(create, "memory", lambda device: numbers - 1)
+    with pytest.raises(SettingError, match=r"batch_stats.*needs memory for the BatchNorm layers of each of 9 clients"):
+        create.create_engine(engine, task, CPU, print, 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from cpfl import models
 from cpfl.engines.base import Engine, OnRound
 from cpfl.engines.gpu_errors import device_failed, out_of_memory
 from cpfl.engines.lanes import LaneEngine, why_not_lanes
@@ -16,6 +17,7 @@ from cpfl.engines.workers.pool import can_fork, cores
 from cpfl.errors import SettingError, first_line
 from cpfl.federation import optimizers
 from cpfl.federation.session import Session
+from cpfl.models import batch_norm
 from cpfl.task.task import Task
 
 NAMES = ("auto", "reference", "workers", "lanes", "ray")
@@ -164,20 +166,24 @@ def _local_engine(name: str, task: Task, device: torch.device, notify: Notify, w
 
 
 def check_memory(task: Task, device: torch.device, in_lanes: bool) -> None:
-    """Refuse per-client state that can never fit: engines hold a model's numbers for each client."""
+    """Refuse per-client state that can never fit: engines hold a model's numbers, or some of them, for each client."""
     experiment = task.experiment
     federation, dtype = experiment.federation, task.data.transform.dtype
+    kept, what = list(task.start), "a model"
     if optimizers.client_optimizer(federation).has_client_state:
         key, remedy = f'federation.client = "{federation.client}"', "a client optimizer without per-client state"
     elif federation.straggler_policy == "stale" and in_lanes:  # the updates of all clients may wait at once
         key, remedy = 'federation.straggler_policy = "stale"', "another straggler policy"
+    elif federation.batch_stats == "local":
+        kept, what = batch_norm.names(models.fresh(task.build, experiment.seed, "init", dtype)), "the BatchNorm layers"
+        key, remedy = 'federation.batch_stats = "local"', '"average"'
     else:
         return
-    numbers = sum(value.numel() for value in task.start.values())
+    numbers = sum(task.start[name].numel() for name in kept)
     needed, available = experiment.clients * numbers * dtype.itemsize, memory(device)
     if needed > available:
         raise SettingError(
-            f"{key} needs memory for a model of each of {experiment.clients:,} clients, {needed / 1e9:,.0f} GB, and "
+            f"{key} needs memory for {what} of each of {experiment.clients:,} clients, {needed / 1e9:,.0f} GB, and "
             f"{device.type} has {available / 1e9:,.0f} GB: use fewer clients, or {remedy}"
         )
 
