@@ -196,6 +196,7 @@ class Steps(nn.Module):
     def __init__(self, time_first: bool = False) -> None:
         super().__init__()
         self.norm, self.head, self.time_first = nn.BatchNorm1d(4), nn.Linear(4, CLASSES), time_first
+        nn.init.zeros_(self.head.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.transpose(0, 1) if self.time_first else x

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engines.test_algorithms import CPU, assert_alike, federate
+from tests.zoo import Steps
 from torch import Tensor, nn
 
 import cpfl
@@ -14,6 +15,7 @@ from cpfl.data.given import Given
 from cpfl.engines import create
 from cpfl.engines.lanes import LaneEngine, scheduler, why_not_lanes
 from cpfl.engines.lanes.model import LaneModel
+from cpfl.engines.lanes.probe import masks
 from cpfl.errors import ModelError, SettingError
 from cpfl.federation import local_training
 from cpfl.kernels import batch_norm
@@ -137,6 +139,14 @@ def test_updates_of_different_age_are_left_to_the_reference_engine() -> None:
     assert reason == "running statistics of BatchNorm have no age there, which federation.buffer_size counts"
 
 
+def test_samples_in_another_order_are_noticed() -> None:
+    """Also in a new model that answers with zeros."""
+    x = torch.randn(4, 6, 4, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng():
+        assert masks(Steps(), x)
+        assert not masks(Steps(time_first=True), x)
+
+
 def test_an_idle_lane_changes_no_statistics() -> None:
     layer = nn.BatchNorm1d(3)
     batch_norm.mask(layer)
@@ -178,6 +188,18 @@ def test_engines_are_equal_where_it_stays_with_clients(case: str) -> None:
     plain = federate(task, "reference")
     for engine in ("workers", "lanes"):
         for ours, theirs in zip(federate(task, engine), plain, strict=True):
+            assert_alike(ours, theirs)
+
+
+def test_lanes_forget_the_clients_of_other_sessions() -> None:
+    task = task_of(**LOCAL)
+    engine, plain = LaneEngine(task, CPU, 3), federate(task, "reference")
+    for _ in range(2):
+        sessions = open_sessions(task)
+        engine.train_cohorts(
+            sessions, lambda session, closed: vars(session).setdefault("lines", []).append(vars(closed.record))
+        )
+        for ours, theirs in zip(sessions, plain, strict=True):
             assert_alike(ours, theirs)
 
 

@@ -201,8 +201,7 @@ def looks_at_batches(module: nn.Module, x: Inputs) -> bool:
     half = max(1, size(x) // 2)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            seed_torch(0, "noise")  # a new model may hold zeros, which would hide it
-            params = {name: value + NOISE * torch.randn_like(value) for name, value in trained(module).items()}
+            params = with_noise(module)
             parts = [part(x, slice(half)), part(x, slice(half, None))] if size(x) > 1 else [x]
             # All of them: a sample may depend only on those before it.
             whole, *outputs = (functional_call(module, params, (each,)) for each in (x, *parts))
@@ -210,6 +209,12 @@ def looks_at_batches(module: nn.Module, x: Inputs) -> bool:
         return True
     rounding = 1e-4 * whole.nan_to_num().abs().max().item()  # batches of another size round in another way
     return not torch.allclose(whole, torch.cat(outputs), rtol=0, atol=rounding, equal_nan=True)
+
+
+def with_noise(module: nn.Module) -> State:
+    """Its trained parameters a bit changed: a new model may hold zeros, which hide what it does. Inside fork_rng."""
+    seed_torch(0, "noise")
+    return {name: value + NOISE * torch.randn_like(value) for name, value in trained(module).items()}
 
 
 def takes(module: nn.Module, x: Inputs) -> bool:
