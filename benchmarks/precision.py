@@ -16,11 +16,13 @@ import torch
 from cpfl import method
 from cpfl.data.given import Given
 from cpfl.distillation.ensemble import Chunks, Precision, logits_of
-from cpfl.distillation.results import per_cent
 from cpfl.engines.lanes import LaneEngine
 from cpfl.models import fresh
+from cpfl.objectives.classes import Classification
 from cpfl.settings import experiment_file
 from cpfl.task.task import Task, build_task
+
+score = Classification().score
 
 
 def accuracies(task: Task, states: list[dict[str, torch.Tensor]], device: torch.device) -> list[float]:
@@ -34,8 +36,8 @@ def accuracies(task: Task, states: list[dict[str, torch.Tensor]], device: torch.
         module.load_state_dict(state)
         logits = logits_of(module, inputs)
         mean += torch.softmax(logits, dim=1)
-        found.append(per_cent(logits, y))
-    return [*found, per_cent(mean, y)]
+        found.append(score(logits, y))
+    return [*found, score(mean, y)]
 
 
 def main() -> None:

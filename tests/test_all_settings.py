@@ -22,6 +22,7 @@ JOINT = {"stopping.rule": "joint"}
 CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "data.alpha": ({}, {"data.split": "iid"}),
     "data.remainder": ({}, {"data.split": "iid"}),
+    "data.classes": ({}, {"model.objective": "regression"}),
     "data.column": ({"data.split": "column"}, {}),
     "data.shards": ({"data.split": "shards"}, {}),
     "data.validation_min_samples": ({}, {"data.validation": 0}),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small_runs
+from torch import nn
 
 import cpfl
 from cpfl.api import new_name
@@ -54,6 +55,7 @@ WHERE: dict[str, dict[str, Any]] = {
     "data.split column": COLUMNS,
     "data.augment": {"given": "images"},
     "data.augment_validation": {"given": "images", "data.augment": "crop-flip-cutout"},
+    "model.objective": {"given": "zeros and ones", "data.split": "iid"},
     "assignment.rule column": OWNERS,
     "federation.lr_schedule_args": {"federation.lr_schedule": "step", "federation.lr_schedule_args": {"rounds": 1}},
     "federation.client adam": PLAIN,
@@ -122,6 +124,7 @@ VALUES: dict[str, Any] = {
     "model.name": "femnist-cnn",
     "model.args": {"hidden": 9},
     "model.by_cohort": {"0": "femnist-cnn"},
+    "model.objective_args": {"x": 1},
     "assignment.rule_args": {"skew": 1},
     "federation.client_args": {"weight_decay": 0.1},
     "federation.lr_schedule_args": {"rounds": 1, "factor": 0.25},
@@ -168,6 +171,7 @@ ELSEWHERE = {
 OWN = (
     "stopping.rule_args", "distillation.aggregation_args", "distillation.weights_args", "distillation.loss_args",
     "assignment.rule_args", "federation.server_args", "federation.selection_args", "data.public_splits",
+    "model.objective_args",
 )  # fmt: skip
 # How many arguments the package passes to a class before its own.
 PASSED = {
@@ -176,6 +180,8 @@ PASSED = {
 }  # fmt: skip
 # What a run begins with for the arguments of a class; `args` are its other arguments.
 CLASSES: dict[str, dict[str, Any]] = {
+    "model.objective per-position": {"given": "positions", "data.split": "iid"},
+    "model.objective multi-label": {"given": "several", "data.split": "iid"},
     "federation.client adam": PLAIN,
     "federation.client adamw": PLAIN,
     "federation.client scaffold": PLAIN,
@@ -199,10 +205,10 @@ ARGUMENTS: dict[str, Any] = {
     "column.column": "half", "csv.file": "other.csv", "step.rounds": 2, "cosine.rounds": 2, "step.floor": 0.9,
     "oort.explore_least": 0.9, "oort.pacer_seconds": 1000.0, "oort.pacer_rounds": 1, "refl.alpha": 1.0,
     "refl.accuracy": 0.0, "trimmed-mean.trim": 0.0, "multi-objective.skew_weight": 0.0,
-    "multi-objective.speed_weight": 0.0,
+    "multi-objective.speed_weight": 0.0, "per-position.ignore": 0, "multi-label.metric": "f1",
 }  # fmt: skip
-# It is an SGD without momentum; a linear layer takes no integers.
-REFUSED = ("scaffold.nesterov", "data.inputs integers")
+# It is an SGD without momentum; a linear layer takes no integers; there is one label for each sample.
+REFUSED = ("scaffold.nesterov", "data.inputs integers", "model.objective per-position")
 RNG = np.random.default_rng(1)
 IMAGES, LABELS = RNG.integers(0, 256, (300, 1, 24, 24), np.uint8), np.arange(300) % 10
 OWNER = np.arange(300) % 12
@@ -213,6 +219,13 @@ GIVEN: dict[str, dict[str, Any]] = {
     "large": {"public": IMAGES[:60]},
     "images": {"train": (IMAGES, LABELS), "public": IMAGES[:60]},
     "columns": {"train": (ROWS, LABELS, IDS), "public": ROWS[:60]},
+    "zeros and ones": {"train": (ROWS, LABELS % 2), "public": ROWS[:60]},
+    "several": {"train": (ROWS, (ROWS[:, :3] > 0).astype(int)), "public": ROWS[:60]},
+    "positions": {
+        "train": (LABELS[:, None] + np.arange(4), (LABELS[:, None] + np.arange(4)) % 3),
+        "public": LABELS[:60, None] + np.arange(4),
+        "model": lambda: nn.Embedding(13, 3),
+    },
 }
 
 

@@ -13,12 +13,13 @@ import torch
 import cpfl
 from cpfl.data.given import Given, as_samples
 from cpfl.data.transform import draw_mix, paste
-from cpfl.distillation.ensemble import Ensemble, Precision, fitting_temperature, sharpened
+from cpfl.distillation.ensemble import Ensemble, Precision
 from cpfl.distillation.student import RISE, one_cycle
 from cpfl.distillation.views import Views
 from cpfl.errors import SettingError
 from cpfl.models import State, fresh, state_of
 from cpfl.models.layout import RunningMean
+from cpfl.objectives.links import SOFTMAX, fitting_temperature
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.settings import Distillation, experiment_file
 from cpfl.task.task import Task, build_task
@@ -150,12 +151,12 @@ def test_pasted_squares() -> None:
 
 def test_sharpening_reaches_the_target_entropy_and_never_flattens() -> None:
     probabilities = torch.softmax(torch.randn(500, 10, generator=torch.Generator().manual_seed(0)) / 5, dim=1)
-    sharp = sharpened(probabilities, fitting_temperature(probabilities, 0.5))
+    sharp = SOFTMAX.sharpened(probabilities, fitting_temperature(SOFTMAX, probabilities, 0.5))
     entropy = -(sharp * sharp.log()).sum(1).mean().item()
     assert entropy == pytest.approx(0.5 * np.log(10), abs=0.01)
     assert sharp.argmax(1).equal(probabilities.argmax(1))
-    assert fitting_temperature(torch.eye(10), 0.5) == 1.0
-    assert sharpened(torch.eye(10), 0.1).isfinite().all()
+    assert fitting_temperature(SOFTMAX, torch.eye(10), 0.5) == 1.0
+    assert SOFTMAX.sharpened(torch.eye(10), 0.1).isfinite().all()
 
 
 def test_a_recipe_sets_what_is_not_given(tmp_path: Path) -> None:

@@ -28,14 +28,15 @@ from torch import Tensor
 from cpfl.data.given import Given
 from cpfl.distillation.ensemble import Chunks, Ensemble, Precision, logits_of
 from cpfl.distillation.evaluation import EVALUATORS, MAX_PUBLIC
-from cpfl.distillation.results import per_cent
 from cpfl.models import State, choose_arithmetic
+from cpfl.objectives.classes import Classification
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.settings import experiment_file
 from cpfl.settings.types import interval
 from cpfl.task.task import Task, build_task
 
+score = Classification().score
 LAST = (2, 4, 8)  # snapshots that are averaged
 Outputs = dict[str, Tensor]  # by set of samples: (N, T, C)
 
@@ -119,10 +120,10 @@ class EnsembleEvaluation:
         entropy = -torch.xlogy(public_TC, public_TC).sum(dim=1).mean().item() / math.log(public_TC.shape[1])
         metrics = {name: evaluator.evaluate(states)[0] for name, evaluator in self._evaluators.items()}
         return {
-            "teachers": round(sum(per_cent(z, self._y["test"]) for z in logits["test"]) / len(states), 3),
+            "teachers": round(sum(score(z, self._y["test"]) for z in logits["test"]) / len(states), 3),
             "evaluations": metrics | {"confidence": 100 * (1 - entropy)},
             **{
-                name: {aggregation: round(per_cent(outputs[name], y), 3) for aggregation, outputs in found.items()}
+                name: {aggregation: round(score(outputs[name], y), 3) for aggregation, outputs in found.items()}
                 for name, y in self._y.items()
             },
         }  # fmt: skip

@@ -25,6 +25,7 @@ from cpfl.data.transform import paste
 from cpfl.distillation.objective import DistillationLoss, distillation_loss
 from cpfl.distillation.views import Views
 from cpfl.randomness import stream
+from cpfl.settings import Distillation
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,16 @@ class ConfidenceWeighted(DistillationLoss):
         return torch.sum(terms * weights) / torch.sum(weights)
 
 
+def confidence_weighted(settings: Distillation, probabilities: bool, objective: object) -> DistillationLoss:
+    """The loss above, whatever the settings name."""
+    return ConfidenceWeighted(settings, probabilities)
+
+
 @contextmanager
 def augmented(augmentation: Augmentation) -> Iterator[None]:
     """Distill with this augmentation."""
     views = type("AugmentedViews", (AugmentedViews,), {"augmentation": augmentation})
-    loss = ConfidenceWeighted if augmentation.confident else distillation_loss
+    loss = confidence_weighted if augmentation.confident else distillation_loss
     with mock.patch.object(method, "Views", views), mock.patch.object(method, "distillation_loss", loss):
         yield
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cpfl.federation.selection.base import Selection
     from cpfl.federation.stopping import StoppingRule
     from cpfl.inference.global_model import export
+    from cpfl.objectives.base import Objective
     from cpfl.report import report
     from cpfl.settings import Experiment
     from cpfl.settings.experiment_file import load as load_experiment
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from cpfl.sweep.redistill import redistill
 
 __all__ = [
-    "Callback", "ClientOptimizer", "CohortAssignment", "CpflError", "DistillationLoss", "Engine", "Experiment", "Run",
-    "Selection", "ServerOptimizer", "StoppingRule", "TeacherAggregation", "TeacherWeights", "distill", "export",
-    "load_experiment", "load_run", "redistill", "report", "resume", "run", "sweep",
+    "Callback", "ClientOptimizer", "CohortAssignment", "CpflError", "DistillationLoss", "Engine", "Experiment",
+    "Objective", "Run", "Selection", "ServerOptimizer", "StoppingRule", "TeacherAggregation", "TeacherWeights",
+    "distill", "export", "load_experiment", "load_run", "redistill", "report", "resume", "run", "sweep",
 ]  # fmt: skip
 _NAMES = {
     "cpfl.api": ("Run", "distill", "load_run", "resume", "run"),
@@ -43,6 +44,7 @@ _NAMES = {
     "cpfl.federation.selection.base": ("Selection",),
     "cpfl.federation.stopping": ("StoppingRule",),
     "cpfl.inference.global_model": ("export",),
+    "cpfl.objectives.base": ("Objective",),
     "cpfl.sweep.redistill": ("redistill",),
     "cpfl.report": ("report",),
     "cpfl.settings": ("Experiment",),

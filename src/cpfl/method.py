@@ -73,6 +73,6 @@ def distill(
         student = initial_student(task, ensemble, teachers.states, settings)
         target_engine = engine if engine and engine.width else None  # its workers compute the targets
         views = Views(task, ensemble, teachers.states, settings, target_engine)
-        loss = distillation_loss(settings, ensemble.aggregation.probabilities)  # ‖f(x; θ_s) − z̃‖₁
+        loss = distillation_loss(settings, ensemble.aggregation.probabilities, task.data.objective)  # ‖f(x; θ_s) − z̃‖₁
         epochs = train_student(student, views, loss, settings, task, precision, test.accuracy, on_epoch)
         return test.results(student, *accuracies, epochs=epochs, seconds=time.perf_counter() - began)

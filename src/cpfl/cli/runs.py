@@ -163,8 +163,11 @@ def predict(
     if as_json:
         options.show_json(rows)
     else:
-        cells = [(row["image"], row["name"], f"{100 * row['probability']:.1f} %") for row in rows]
-        options.show_table(cells, ("image", "class"), ("probability",))
+        if "name" in rows[0]:
+            cells = [(row["image"], row["name"], f"{100 * row['probability']:.1f} %") for row in rows]
+            options.show_table(cells, ("image", "class"), ("probability",))
+        else:
+            options.show_table([(row["image"], str(row["answer"])) for row in rows], ("image", "answer"), ())
 
 
 def _view(as_json: bool, experiment: Experiment, epochs: int | None = None) -> RunView:

@@ -1,7 +1,8 @@
 """The experiment's data, complete and checked: training samples with their owners, test set, public set."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from cpfl.data.samples import Array, Samples
 from cpfl.data.split import Clients, split
 from cpfl.data.transform import HOLE, PAD, Transform, kind_of
 from cpfl.errors import DataError, SettingError
+from cpfl.objectives.base import Answer, Objective, check_losses
+from cpfl.objectives.base import objective as objective_of
 from cpfl.randomness import stream
 from cpfl.settings import Experiment
 
-SURELY = 1000  # classes that a set may have, however few its samples are
 MIN_SIDE = HOLE + 2 * PAD  # of an image of which augmentation leaves something to see
 
 
@@ -30,12 +32,39 @@ class FederatedData:
     train: Samples
     test: Samples
     public: Samples
-    classes: int
+    objective: Objective
+    classes: int  # columns of label counts
     clients: Clients
     transform: Transform
     public_transform: Transform
     augmented: bool
     class_names: tuple[str, ...] = ()  # where labels were given as names
+
+    @property
+    def answer(self) -> Answer:
+        """What a model must answer one sample with."""
+        return Answer(self.objective.answer_shape(self.label_shape, self.classes), self.objective.answer)
+
+    @property
+    def outputs(self) -> int:
+        """The length of the last axis of a model's answer."""
+        return self.objective.outputs(self.classes)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far a client's label counts move at most with one sample more or less."""
+        return self.objective.sensitivity(self.label_shape)
+
+    def can_count(self, total: int, samples: int) -> bool:
+        """Whether so many samples can add up to this total of label counts; positions may be left out."""
+        most = samples * math.prod(self.label_shape)
+        return total == most or (self.objective.leaves_out and total < most)
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of one sample's label; () if it is one class."""
+        assert self.test.y is not None, "test labels were checked"
+        return self.test.y.shape[1:]
 
     def inputs(self, count: int) -> Any:
         """Model inputs of the first samples, in memory of their own; a server has only public ones."""
@@ -50,7 +79,7 @@ class FederatedData:
     def label_counts(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """Training labels of some clients by client and class, (K, C)."""
         assert self.train.y is not None
-        return self.clients.label_counts(self.train.y, self.classes, clients)
+        return self.clients.label_counts(self.objective, self.train.y, self.classes, clients)
 
 
 def transforms(experiment: Experiment, samples: Samples) -> tuple[Transform, Transform]:
@@ -95,7 +124,15 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     for name, samples in (("training", train), ("test", test), ("public", public)):
         if samples.x.dtype.kind == "f" and not np.isfinite(samples.x).all():
             raise DataError(f"the {name} set has values that are not finite numbers")
-    classes = _check_labels(train, test, data.classes or len(given.class_names))
+    objective = objective_of(experiment.model)
+    if given.class_names and not objective.has_classes:
+        raise DataError(f"labels are texts: model.objective = {experiment.model.objective!r} needs numbers")
+    train, test = labelled(objective, train, "training", experiment), labelled(objective, test, "test", experiment)
+    assert train.y is not None, "labels were checked"
+    assert test.y is not None, "labels were checked"
+    sets, count = {"training": train.y, "test": test.y}, data.classes or len(given.class_names)
+    classes = objective.classes(sets, count)
+    check_losses(objective, test.y, classes)
     public = _fit(public, train, data.public_fit, experiment.seed)
     _check_shape("test", test, train)
     _check_shape("public", public, train)
@@ -113,10 +150,18 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     for key, means in (("data.mean", transform.mean), ("data.public_mean", public_transform.mean)):
         if means and len(means) not in (1, train.shape[0]):
             raise DataError(f"{key} has {len(means)} channels, the samples have {train.shape[0]}")
-    clients = split(experiment, train) if clients is None else clients
-    return FederatedData(
-        train, test, public, classes, clients, transform, public_transform, augmented, given.class_names
-    )
+    clients = split(experiment, train, objective) if clients is None else clients
+    transforms_ = (transform, public_transform, augmented)
+    return FederatedData(train, test, public, objective, classes, clients, *transforms_, given.class_names)
+
+
+def labelled(objective: Objective, samples: Samples, name: str, experiment: Experiment) -> Samples:
+    """The set called `name` with its labels as the objective takes them."""
+    if samples.y is None:
+        raise DataError(f"the {name} set has no labels")
+    if len(samples) == 0:
+        raise DataError(f"the {name} set is empty")
+    return replace(samples, y=objective.labels(samples.y, name, experiment.dtype))
 
 
 def _limited(samples: Samples, limit: int) -> Samples:
@@ -131,28 +176,6 @@ def _hold_out_test(train: Samples) -> tuple[Samples, Samples]:
     if held == 0:
         raise DataError(f"{len(train)} training samples are too few to hold out a test set: give a test set")
     return train.take(np.sort(order[held:])), train.take(np.sort(order[:held]))
-
-
-def _check_labels(train: Samples, test: Samples, classes: int) -> int:
-    """The number of classes: the setting, or what the training labels give."""
-    allowed_by = f"data.classes = {classes} allows" if classes else "the training set's are"
-    for name, samples in (("training", train), ("test", test)):
-        if samples.y is None:
-            raise DataError(f"the {name} set has no labels")
-        if len(samples) == 0:
-            raise DataError(f"the {name} set is empty")
-        if samples.y.min() < 0:
-            raise DataError(f"a label of the {name} set is {samples.y.min()}: labels count from 0")
-        if not classes and samples.y.max() >= max(len(samples), SURELY):
-            raise DataError(
-                f"a label of the {name} set is {samples.y.max()}, and it has {len(samples)} samples: labels number the "
-                "classes from 0; if there are so many classes, set data.classes (at most 100,000)"
-            )
-        classes = classes or int(samples.y.max()) + 1
-        if samples.y.max() >= classes:
-            remedy = "" if allowed_by.startswith("data") else "; data.classes sets how many classes there are"
-            raise DataError(f"a label of the {name} set is {samples.y.max()}: {allowed_by} 0 to {classes - 1}{remedy}")
-    return classes
 
 
 def _check_shape(name: str, samples: Samples, train: Samples) -> None:

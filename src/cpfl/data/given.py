@@ -24,17 +24,17 @@ class Given:
 
 
 def as_samples(x: object, y: object = None, columns: dict[str, object] | None = None) -> Samples:
-    """Samples from a user's arrays or tensors; labels are integers here."""
+    """Samples from a user's arrays or tensors; labels are numbers here."""
     if not isinstance(columns, dict | None):
         raise DataError(f"columns are a dict of names and values, not {type(columns).__name__}")
     labels = None
     if y is not None:
         found = _labels(y)
-        if found.ndim != 1 or found.dtype.kind not in "iub":
-            raise DataError(f"labels are integers, one for each sample; these are {found.dtype} of shape {found.shape}")
+        if found.ndim == 0 or found.dtype.kind not in "fiub":
+            raise DataError(f"labels are numbers, for each sample; these are {found.dtype} of shape {found.shape}")
         if found.dtype.kind == "u" and found.size and found.max() > LARGEST:
             raise DataError(f"a label is {found.max()}: labels count from 0, and {LARGEST} is the largest")
-        labels = found.astype(np.int64)
+        labels = found if found.dtype.kind == "f" else found.astype(np.int64)
     ids = {name: _array(column, name) for name, column in (columns or {}).items()}
     if isinstance(x, Mapping | tuple):
         named = x if isinstance(x, Mapping) else {str(place): values for place, values in enumerate(x)}

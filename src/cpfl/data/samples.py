@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,7 @@ class Samples:
     """
 
     x: Array
-    y: NDArray[np.int64] | None = None
+    y: NDArray[Any] | None = None  # as the source has them; as the objective takes them, once data are loaded
     columns: dict[str, Array] = field(default_factory=dict)
     fields: tuple[Field, ...] = ()
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError
+from cpfl.objectives.base import NOT_COUNTED, Labels, Objective
 from cpfl.randomness import stream, streams
 from cpfl.settings import Experiment
 
@@ -47,14 +48,16 @@ class Clients(Sequence[ClientIndex]):
         """All validation samples, client after client, and the owner of each."""
         return self._order[self._held], np.repeat(np.arange(len(self)), self.validation_sizes)
 
-    def label_counts(self, y: Index, classes: int, chosen: Index) -> NDArray[np.int64]:
-        """Training labels of the chosen clients by client and class, (K, C)."""
+    def label_counts(self, objective: Objective, y: Labels, classes: int, chosen: Index) -> NDArray[np.int64]:
+        """What the objective counts of the chosen clients' training labels, by client and class, (K, C)."""
         sizes = self._starts[chosen + 1] - self._starts[chosen]
         before = np.cumsum(sizes) - sizes
         positions = np.arange(sizes.sum()) + np.repeat(self._starts[chosen] - before, sizes)
         trains = ~self._held[positions]
-        flat = np.repeat(np.arange(len(chosen)), sizes)[trains] * classes + y[self._order[positions[trains]]]
-        return np.bincount(flat, minlength=len(chosen) * classes).reshape(len(chosen), classes)
+        items = objective.counted(y[self._order[positions[trains]]])
+        flat = np.repeat(np.arange(len(chosen)), sizes)[trains][:, None] * classes + items
+        known = flat[items != NOT_COUNTED]
+        return np.bincount(known, minlength=len(chosen) * classes).reshape(len(chosen), classes)
 
     def value_range(self, values: Index) -> tuple[Index, Index]:
         """Of a value that every sample has, each client's lowest and highest."""
@@ -69,14 +72,12 @@ class Clients(Sequence[ClientIndex]):
         return owners.hexdigest()
 
 
-def split(experiment: Experiment, train: Samples) -> Clients:
+def split(experiment: Experiment, train: Samples, objective: Objective) -> Clients:
     """The clients of the experiment, in order."""
     data, clients, seed = experiment.data, experiment.clients, experiment.seed
-    if train.y is None:
-        raise DataError(f"data.train = {data.train!r} has no labels: clients need them to train")
     match data.split:
         case "dirichlet":
-            owner = dirichlet(train.y, clients, data.alpha, seed, data.remainder)
+            owner = dirichlet(single_labels(experiment, train, objective), clients, data.alpha, seed, data.remainder)
         case "iid":
             owner = dealt(stream(seed, "split").permutation(len(train)), np.arange(clients), clients)
         case "shards":
@@ -87,13 +88,26 @@ def split(experiment: Experiment, train: Samples) -> Clients:
                     f"training samples: 1 to {most}"
                 )
             order = stream(seed, "split").permutation(clients * data.shards)
-            owner = dealt(np.argsort(train.y, kind="stable"), np.argsort(order) // data.shards, len(order))
+            labels = single_labels(experiment, train, objective)
+            owner = dealt(np.argsort(labels, kind="stable"), np.argsort(order) // data.shards, len(order))
         case "column":
             owner = by_column(train, data.column, clients)
     owner = repair(owner, clients, seed)
     order = np.argsort(owner, kind="stable")[np.count_nonzero(owner == NOBODY) :]
     starts = np.concatenate([[0], np.cumsum(np.bincount(owner[owner != NOBODY], minlength=clients))])
     return Clients(order, starts, hold_out(starts, experiment))
+
+
+def single_labels(experiment: Experiment, train: Samples, objective: Objective) -> Index:
+    """The one class of every sample; refused where samples have none, or several."""
+    assert train.y is not None, "training labels were checked"
+    found = objective.counted(train.y)
+    if not objective.has_classes or found.shape[1] != 1:
+        raise DataError(
+            f"data.split = {experiment.data.split!r} divides samples by their one class, which model.objective = "
+            f"{experiment.model.objective!r} does not give them: set data.split = iid or column"
+        )
+    return found[:, 0]
 
 
 def dirichlet(y: Index, clients: int, alpha: float, seed: int, remainder: str) -> Index:

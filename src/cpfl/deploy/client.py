@@ -16,7 +16,7 @@ from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from cpfl import models
-from cpfl.data.federated import FederatedData, transforms
+from cpfl.data.federated import FederatedData, labelled, transforms
 from cpfl.data.given import as_samples
 from cpfl.data.samples import Samples
 from cpfl.data.split import Clients, hold_out
@@ -27,6 +27,7 @@ from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import DataError, PrivacyError
 from cpfl.federation.session import RoundRequest
 from cpfl.models.adapter import adapted
+from cpfl.objectives.base import objective as objective_of
 from cpfl.privacy.label_counts import HIDDEN, client_noise
 from cpfl.privacy.masked_sum import MaskedSumClient
 from cpfl.settings import Experiment
@@ -108,8 +109,8 @@ def train(content: RecordDict, context: Context, model: UserModel, data: LocalDa
     config: Any = content.config_records[CONFIG]
     experiment, classes, client = messages.read_context(config)
     cohort, training, evaluation = (int(config[f"cpfl.{key}"]) for key in ("cohort", "train", "evaluate"))
-    received, samples = content.array_records[ARRAYS], _samples(data(context))
-    clients = _clients(experiment, client, samples, classes)
+    received, samples = content.array_records[ARRAYS], _labelled(experiment, _samples(data(context)), classes)
+    clients = _clients(experiment, client, samples)
     task = known_task(experiment, model, samples, samples, samples, classes, clients)
     engine = ReferenceEngine(task, torch.device(str(context.node_config.get("device", "cpu"))))
     start, report = messages.state(received), dict[str, Any]()
@@ -134,20 +135,27 @@ def known_task(
     """A task as one machine knows it: its own samples, no cohorts, no label counts and no speeds."""
     transform, public_transform = transforms(experiment, public)
     augmented = experiment.data.augment != "none"
-    data = FederatedData(train, test, public, classes, own, transform, public_transform, augmented)
+    objective = objective_of(experiment.model)
+    data = FederatedData(train, test, public, objective, classes, own, transform, public_transform, augmented)
     x = data.inputs(2)
     build = adapted(user_model_factory(model), x)
-    start, size = models.initial(build, experiment.model, experiment.seed, x, classes, transform.dtype)
+    start, size = models.initial(build, experiment.model, experiment.seed, x, data.answer, transform.dtype)
     fleet = Fleet(np.ones(experiment.clients), np.ones(experiment.clients))  # not used: real rounds are measured
     hidden = np.full((experiment.cohorts, classes), HIDDEN)
     return Task(experiment, data, build, build, fleet, [], start, size, hidden)
 
 
-def _clients(experiment: Experiment, client: int, samples: Samples, classes: int) -> Clients:
+def _labelled(experiment: Experiment, samples: Samples, classes: int) -> Samples:
+    """This node's samples with labels as the objective takes them, if they fit the run's number of classes."""
+    objective = objective_of(experiment.model)
+    found = labelled(objective, samples, "node's", experiment)
+    assert found.y is not None
+    objective.classes({"node's": found.y}, classes)
+    return found
+
+
+def _clients(experiment: Experiment, client: int, samples: Samples) -> Clients:
     """All samples are this client's; those with lower numbers hold none."""
-    assert samples.y is not None
-    if samples.y.min() < 0 or samples.y.max() >= classes:
-        raise DataError(f"a label of this node is {samples.y.max()}: they go from 0 to {classes - 1}")
     starts = np.zeros(client + 2, np.int64)
     starts[-1] = len(samples)
     return Clients(np.arange(len(samples)), starts, hold_out(starts, experiment))
@@ -155,9 +163,12 @@ def _clients(experiment: Experiment, client: int, samples: Samples, classes: int
 
 def _label_counts(request: ConfigRecord, samples: Samples, members: int) -> NDArray[np.int64]:
     experiment, classes, client = messages.read_context(request)
+    objective, samples = objective_of(experiment.model), _labelled(experiment, samples, classes)
     assert samples.y is not None
-    values = _clients(experiment, client, samples, classes).label_counts(samples.y, classes, np.array([client]))[0]
-    return np.asarray(values + client_noise(experiment.privacy, members, classes, random.SystemRandom()))
+    own = _clients(experiment, client, samples)
+    values = own.label_counts(objective, samples.y, classes, np.array([client]))[0]
+    sensitivity = objective.sensitivity(samples.y.shape[1:])
+    return np.asarray(values + client_noise(experiment.privacy, members, classes, random.SystemRandom(), sensitivity))
 
 
 def _samples(given: Any) -> Samples:

@@ -14,10 +14,12 @@ from flwr.serverapp import Grid, ServerApp
 from cpfl import method, models
 from cpfl.api import RUNS, execute, new_name
 from cpfl.callbacks import Callback
+from cpfl.data.federated import labelled
 from cpfl.data.samples import Samples
 from cpfl.data.split import Clients
 from cpfl.deploy import run_config
 from cpfl.deploy.client import known_task
+from cpfl.distillation.ensemble import check_distillation
 from cpfl.engines.create import torch_device
 from cpfl.engines.flower.clock import Clock
 from cpfl.engines.flower.engine import FlowerEngine, MakeStrategy
@@ -25,6 +27,8 @@ from cpfl.engines.flower.enrolment import ClientRegistry, SecureCounts
 from cpfl.engines.flower.message_loop import MessageLoop
 from cpfl.errors import CpflError, DataError
 from cpfl.federation.session import ClosedRound, Session
+from cpfl.objectives.base import check_losses
+from cpfl.objectives.base import objective as objective_of
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots, describe, restored
@@ -98,17 +102,22 @@ def server_task(experiment: Experiment, model: UserModel, test: Any, public: Any
     given = given_arrays(None, test, public)
     if given.test is None or given.public is None:
         raise DataError("the server needs a test set (inputs, labels) and a public set (inputs)")
-    assert given.test.y is not None
-    shape, classes = given.test.shape, experiment.data.classes or int(given.test.y.max()) + 1
+    objective = objective_of(experiment.model)
+    shape, test_set = given.test.shape, labelled(objective, given.test, "test", experiment)
+    assert test_set.y is not None
+    classes = objective.classes({"test": test_set.y}, experiment.data.classes or len(given.class_names))
+    check_losses(objective, test_set.y, classes)
     if given.public.shape != shape:
         raise DataError(f"the public set's samples have shape {given.public.shape}, the test set's {shape}")
-    no_train = Samples(given.test.x[:0], given.test.y[:0])
+    no_train = Samples(given.test.x[:0], test_set.y[:0])
     clients = Clients(np.zeros(0, np.int64), np.zeros(experiment.clients + 1, np.int64), np.zeros(0, np.bool_))
-    task = known_task(experiment, model, no_train, given.test, given.public, classes, clients)
+    task = known_task(experiment, model, no_train, test_set, given.public, classes, clients)
     if other := experiment.distillation.student:
-        build_student = models.factory(Model(name=other), shape, classes, "distillation.student")
+        build_student = models.factory(Model(name=other), shape, task.data.outputs, "distillation.student")
         task = replace(task, build_student=build_student)
-    return replace(task, cohorts=assign_cohorts(experiment, task.data, task.fleet, task.model_bytes))
+    task = replace(task, cohorts=assign_cohorts(experiment, task.data, task.fleet, task.model_bytes))
+    check_distillation(experiment.distillation, task)
+    return task
 
 
 class LogCallback(Callback):
@@ -132,9 +141,10 @@ class LogCallback(Callback):
 
 
 def log_result(folder: RunFolder) -> Path:
-    """Write the accuracy and the folder of a finished run to Flower's log; the folder's path."""
-    accuracy = (folder.summary() or {})["student_accuracy"]
-    log.info("the accuracy of the global model on the test set is %.2f %%: %s", accuracy, folder.path)
+    """Write the score and the folder of a finished run to Flower's log; the folder's path."""
+    summary = folder.summary() or {}
+    found = summary["metric"], summary["student_accuracy"]
+    log.info("the %s of the global model on the test set is %.2f %%: %s", *found, folder.path)
     return folder.path
 
 

@@ -3,7 +3,6 @@
 Axes: N cohorts, T samples, C classes.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ from cpfl.task.task import Task
 
 CHUNK = {"cuda": 4096}  # samples of a forward pass; on other devices few enough for a core's caches
 SMALL_CHUNK = 128
-BISECTIONS = 12  # to a thousandth
 MAX_CACHED = 2**30  # bytes of inputs that are kept for the next teacher instead of being made again
 
 TeacherStates = Callable[[], Iterable[State]]
@@ -47,7 +45,8 @@ class Precision(NamedTuple):
 def check_distillation(settings: Distillation, task: Task) -> None:
     """Refuse weights, an aggregation or a loss that cannot be used, before anything is trained or written."""
     teacher_weights(settings, task.label_counts, range(len(task.cohorts)))
-    distillation_loss(settings, teacher_aggregation(settings).probabilities)
+    objective = task.data.objective
+    distillation_loss(settings, teacher_aggregation(settings, objective).probabilities, objective)
 
 
 def to_device(module: nn.Module, task: Task, precision: Precision) -> nn.Module:
@@ -94,7 +93,7 @@ def _bytes(inputs: Inputs) -> int:
 
 @torch.no_grad()
 def logits_of(module: nn.Module, inputs: Chunks) -> Tensor:
-    """A model's logits z on all these inputs, (T, C)."""
+    """A model's logits z on all these inputs, (T, C); whatever it answers, for another objective."""
     module.eval()
     with models.arithmetic(*inputs.precision):
         return torch.cat([module(x).to(inputs.precision.dtype) for x in inputs])
@@ -111,8 +110,10 @@ class Ensemble:
         precision: Precision,
         weights_NC: NDArray[np.float64] | None = None,  # if they are known already
     ) -> None:
-        self.cohorts, self.precision, self.aggregation = cohorts, precision, teacher_aggregation(settings)
+        self.cohorts, self.precision = cohorts, precision
+        self.aggregation = teacher_aggregation(settings, task.data.objective)
         self.weights_NC = teacher_weights(settings, task.label_counts, cohorts) if weights_NC is None else weights_NC
+        self._weights_NO = task.data.objective.output_weights(self.weights_NC)
         self.modules: list[nn.Module] = []
         built: dict[int, nn.Module] = {}  # cohorts that train the same model share one module
         for build in (task.for_cohort(cohort).build for cohort in cohorts):
@@ -126,11 +127,11 @@ class Ensemble:
 
         Several inputs show the same samples; the mean of the outputs counts.
         """
-        for module, state, weight_C in zip(self.modules, teachers, self.weights_NC, strict=True):
+        for module, state, weight_O in zip(self.modules, teachers, self._weights_NO, strict=True):
             module.load_state_dict(state)
             logits = [logits_of(module, each) for each in inputs]
             output = torch.stack([self.aggregation.teacher_output(z) for z in logits]).mean(dim=0)
-            yield logits[0], output * torch.as_tensor(weight_C, dtype=output.dtype, device=output.device)
+            yield logits[0], output * torch.as_tensor(weight_O, dtype=output.dtype, device=output.device)
 
     def __call__(self, teachers: Iterable[State], *inputs: Chunks) -> Tensor:
         """The targets z̃ = Σ_i p_i ⊙ z_i, one teacher after the other: never N × T × C numbers at once."""
@@ -139,30 +140,3 @@ class Ensemble:
             total = term if total is None else total + term
         assert total is not None, "there is always a teacher"
         return self.aggregation.targets(total)
-
-
-def sharpened(probabilities_TC: Tensor, temperature: float) -> Tensor:
-    """The same order of classes, surer of the first with a temperature below 1."""
-    tiny = torch.finfo(probabilities_TC.dtype).tiny
-    return torch.softmax(probabilities_TC.clamp_min(tiny).log() / temperature, dim=1)
-
-
-def fitting_temperature(probabilities_TC: Tensor, share: float) -> float:
-    """The temperature at which the mean entropy is this share of its maximum; 1 if it is below that already.
-
-    Teachers that differ leave flat averages, the flatter the more teachers there are. Their order of classes is good,
-    but a student learns little from targets that hardly differ.
-    """
-    goal = share * math.log(probabilities_TC.shape[1])
-
-    def entropy(temperature: float) -> float:
-        sharp = sharpened(probabilities_TC, temperature)
-        return -torch.xlogy(sharp, sharp).sum(dim=1).mean().item()
-
-    if entropy(1.0) <= goal:
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if entropy(middle) > goal else (middle, high)
-    return high

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from cpfl import models
 from cpfl.distillation.ensemble import Chunks, Ensemble, Precision
@@ -28,7 +27,7 @@ DIVERGED = "the ensemble's prediction is no longer a number: lower federation.lr
 
 
 Score = tuple[float, float | None]
-"""The result of an evaluation: accuracy (or agreement) in per cent, and a loss where there are labels."""
+"""The result of an evaluation: the objective's metric (or agreement) in per cent, and a loss where there are labels."""
 
 
 class Evaluator:
@@ -69,9 +68,9 @@ class EnsembleAccuracy(Evaluator):
     def evaluate(self, teachers: Sequence[State]) -> Score:
         """The current models of all cohorts, in their order; on clean images, whatever the clients' rounds see."""
         targets_TC = self._targets(self._all, teachers)
-        right = targets_TC.argmax(dim=1).eq(self._y).double().mean().item()
-        log_probabilities_TC = self._all.aggregation.log_probabilities(targets_TC)
-        return 100 * right, functional.nll_loss(log_probabilities_TC, self._y).item()
+        objective, aggregation = self._task.data.objective, self._all.aggregation
+        loss = objective.target_loss(targets_TC, aggregation.probabilities, self._y)
+        return _number(objective.score(aggregation.answers(targets_TC), self._y)), loss.item()
 
     def cost(self) -> Cost:
         """All models to the evaluating clients by way of the global server, and their forward passes."""
@@ -92,6 +91,8 @@ class EnsembleAccuracy(Evaluator):
 class PublicAgreement(Evaluator):
     """How often the ensembles of the even and of the odd cohorts predict the same class for a public sample.
 
+    With another objective: its metric, with what one half predicts as the labels.
+
     The halves have learnt from different clients: where they are unsure, they differ. So their agreement rises with
     their accuracy on the samples that the student will see; but an error that both make counts as right.
     """
@@ -108,12 +109,18 @@ class PublicAgreement(Evaluator):
 
     def evaluate(self, teachers: Sequence[State]) -> Score:
         """On one plain view of each sample."""
-        even, odd = (self._targets(ensemble, teachers).argmax(dim=1) for ensemble in self._ensembles)
-        return 100 * even.eq(odd).double().mean().item(), None
+        even, odd = (e.aggregation.answers(self._targets(e, teachers)) for e in self._ensembles)
+        objective = self._task.data.objective
+        return _number(objective.score(even, objective.predicted(odd))), None
 
     def cost(self) -> Cost:
         """Every cohort's model to the global server."""
         return server_evaluation_cost(sum(self._task.for_cohort(i).model_bytes for i in range(len(self._task.cohorts))))
+
+
+def _number(score: float) -> float:
+    """A score, or 0 where there is none, as where all predictions are the same."""
+    return 0.0 if math.isnan(score) else score
 
 
 EVALUATORS: dict[str, type[EnsembleAccuracy] | type[PublicAgreement]] = {

@@ -1,10 +1,11 @@
 """The distillation objective: teacher weights p_i, what is aggregated of the teachers, and the student's loss.
 
 Each of the three is a base class with built-in subclasses; settings name them, and a user can write another one.
-Axes: N cohorts, T samples, B samples of a batch, C classes.
+Axes: N cohorts, T samples, B samples of a batch, C classes (or other outputs of the objective, always the last axis).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from cpfl.errors import SettingError
+from cpfl.objectives.base import Objective
+from cpfl.objectives.links import SOFTMAX, Link
 from cpfl.privacy.label_counts import HIDDEN
+from cpfl.registry import Registry
 from cpfl.settings import Distillation
 from cpfl.settings.choices import DISTILLATION_LOSSES, TEACHER_AGGREGATIONS, TEACHER_WEIGHTS
 
@@ -62,7 +66,7 @@ class Labels(Uniform):
 def teacher_weights(
     settings: Distillation, counts_NC: NDArray[np.int64], cohorts: Sequence[int]
 ) -> NDArray[np.float64]:
-    """The weights p of these cohorts' models, (N, C)."""
+    """The weights p of these cohorts' models, (N, C); an objective makes of them those of its outputs."""
     rule = TEACHER_WEIGHTS.build(settings.weights, settings.weights_args)
     counts = counts_NC[list(cohorts)].astype(np.float64)
     found = np.asarray(rule.weights(counts, counts[:, 0] != HIDDEN), np.float64)
@@ -82,23 +86,23 @@ class TeacherAggregation:
     """
 
     probabilities = False  # True: targets are probabilities, and the student's loss compares probabilities
+    links: tuple[str, ...] = ("softmax", "sigmoid", "numbers")  # of objectives for which it is defined
+    link: Link = SOFTMAX  # of the run's objective
 
     def __init__(self, settings: Distillation) -> None:
         self.settings = settings
 
     def teacher_output(self, logits_TC: Tensor) -> Tensor:
-        """What of a teacher enters the weighted sum, from its logits z_i."""
+        """What of a teacher enters the weighted sum, from its logits (or other answers) z_i."""
         raise NotImplementedError
 
     def targets(self, total_TC: Tensor) -> Tensor:
         """The targets z̃, from the weighted sum over all teachers."""
         return total_TC
 
-    def log_probabilities(self, targets_TC: Tensor) -> Tensor:
-        """What the targets predict."""
-        if self.probabilities:
-            return targets_TC.clamp_min(torch.finfo(targets_TC.dtype).tiny).log()
-        return torch.log_softmax(targets_TC, dim=1)
+    def answers(self, targets_TC: Tensor) -> Tensor:
+        """Targets in the form of a model's answers, for the objective's score."""
+        return self.link.answers(targets_TC) if self.probabilities else targets_TC
 
 
 class Logits(TeacherAggregation):
@@ -112,28 +116,44 @@ class Logits(TeacherAggregation):
 class LogProbabilities(TeacherAggregation):
     """The authors' code, whose models end in a log-softmax."""
 
+    links = ("softmax",)
+
     def teacher_output(self, logits_TC: Tensor) -> Tensor:
         """log softmax(z_i)."""
-        return torch.log_softmax(logits_TC, dim=1)
+        return torch.log_softmax(logits_TC, dim=-1)
 
 
 class Probabilities(TeacherAggregation):
     """A weighted mean of the teachers' probabilities."""
 
     probabilities = True
+    links = ("softmax", "sigmoid")
 
     def teacher_output(self, logits_TC: Tensor) -> Tensor:
-        """softmax(z_i / T)."""
-        return torch.softmax(logits_TC / self.settings.temperature, dim=1)
+        """softmax(z_i / T), or the sigmoid."""
+        return self.link.probabilities(logits_TC, self.settings.temperature)
 
     def targets(self, total_TC: Tensor) -> Tensor:
-        """Class weights leave sums that are not 1, which no softmax student could reach: normalized."""
-        return total_TC / total_TC.sum(dim=1, keepdim=True)
+        """Probabilities again."""
+        return self.link.normalized(total_TC)
 
 
-def teacher_aggregation(settings: Distillation) -> TeacherAggregation:
+def teacher_aggregation(settings: Distillation, objective: Objective) -> TeacherAggregation:
     """The aggregation that the settings name."""
-    return TEACHER_AGGREGATIONS.build(settings.aggregation, settings.aggregation_args, settings)
+    found = TEACHER_AGGREGATIONS.build(settings.aggregation, settings.aggregation_args, settings)
+    _check_link(TEACHER_AGGREGATIONS, settings.aggregation, found.links, objective)
+    found.link = objective.link
+    return found
+
+
+def _check_link(registry: Registry[Any], name: str, links: Sequence[str], objective: Objective) -> None:
+    """Refuse what is not defined for the answers of an objective."""
+    if objective.link.name not in links:
+        allowed = ", ".join(other for other in registry.names if objective.link.name in registry.find(other).links)
+        raise SettingError(
+            f"{registry.key} = {name!r} is not defined for the answers of the objective {type(objective).__name__} "
+            f"({objective.answer}); allowed here: {allowed}"
+        )
 
 
 class DistillationLoss:
@@ -141,6 +161,9 @@ class DistillationLoss:
 
     Keyword arguments after the first two are distillation.loss_args.
     """
+
+    links: tuple[str, ...] = ("softmax", "sigmoid", "numbers")  # of objectives for which it is defined
+    link: Link = SOFTMAX  # of the run's objective
 
     def __init__(self, settings: Distillation, probabilities: bool) -> None:
         self.settings = settings
@@ -152,7 +175,7 @@ class DistillationLoss:
 
     def comparable(self, logits_BC: Tensor) -> Tensor:
         """The student's prediction in the form of the targets."""
-        return torch.softmax(logits_BC / self.settings.temperature, dim=1) if self.probabilities else logits_BC
+        return self.link.probabilities(logits_BC, self.settings.temperature) if self.probabilities else logits_BC
 
 
 class L1(DistillationLoss):
@@ -174,14 +197,18 @@ class MSE(DistillationLoss):
 class KL(DistillationLoss):
     """Hinton et al. 2015: T² · KL(targets ‖ student), both at temperature T."""
 
+    links = ("softmax", "sigmoid")
+
     def __call__(self, logits_BC: Tensor, targets_BC: Tensor) -> Tensor:
         """The mean over the batch."""
         temperature = self.settings.temperature
-        goal = targets_BC if self.probabilities else torch.softmax(targets_BC / temperature, dim=1)
-        student = functional.log_softmax(logits_BC / temperature, dim=1)
-        return functional.kl_div(student, goal, reduction="batchmean") * temperature**2
+        goal = targets_BC if self.probabilities else self.link.probabilities(targets_BC, temperature)
+        return self.link.kl(logits_BC / temperature, goal) * temperature**2
 
 
-def distillation_loss(settings: Distillation, probabilities: bool) -> DistillationLoss:
+def distillation_loss(settings: Distillation, probabilities: bool, objective: Objective) -> DistillationLoss:
     """The loss that the settings name."""
-    return DISTILLATION_LOSSES.build(settings.loss, settings.loss_args, settings, probabilities)
+    found = DISTILLATION_LOSSES.build(settings.loss, settings.loss_args, settings, probabilities)
+    _check_link(DISTILLATION_LOSSES, settings.loss, found.links, objective)
+    found.link = objective.link
+    return found

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from cpfl import models
 from cpfl.data.transform import NOWHERE, PAD, draw_augmentation, draw_mix, paste
-from cpfl.distillation.ensemble import Chunks, Ensemble, Precision, TeacherStates, fitting_temperature, sharpened
+from cpfl.distillation.ensemble import Chunks, Ensemble, Precision, TeacherStates
 from cpfl.engines.base import Engine
 from cpfl.models.adapter import Inputs
+from cpfl.objectives.links import fitting_temperature
 from cpfl.randomness import stream
 from cpfl.settings import Distillation
 from cpfl.task.task import Task
@@ -82,9 +83,10 @@ class Views:
         found = self._from_workers(view, self._workers) if self._workers else self.targets(view, 0, len(self._x))
         if not (self._ensemble.aggregation.probabilities and self._settings.target_entropy):
             return found
+        link = self._ensemble.aggregation.link
         if self._temperature is None:  # one for all views
-            self._temperature = fitting_temperature(found, self._settings.target_entropy)
-        return sharpened(found, self._temperature)
+            self._temperature = fitting_temperature(link, found, self._settings.target_entropy)
+        return link.sharpened(found, self._temperature)
 
     def _from_workers(self, view: int, workers: Engine) -> Tensor:
         count, unit = len(self._x), workers.width * SHARD_UNIT

@@ -40,7 +40,7 @@ class ClientTrainer:
         self.x, self.y = (torch.as_tensor(values).to(device) for values in (task.data.train.x, task.data.train.y))
         own = models.trained(self.module)
         self.parameters = [own[name] for name in layout.shapes]
-        self.optimizer = optimizers.client_optimizer(task.experiment.federation)
+        self.optimizer, self.objective = optimizers.client_optimizer(task.experiment.federation), task.data.objective
 
     def load(self, params_P: Tensor) -> None:
         """Make the row's numbers the model's parameters."""
@@ -92,7 +92,7 @@ class ClientTrainer:
             self.load(params_P)
             losses.append(loss)
             if squared_losses:
-                own = nn.functional.cross_entropy(logits.detach(), y[part], reduction="none")
+                own = self.objective.losses(logits.detach(), y[part])
                 squared.append(own.double().square().sum())
         mean, total = torch.stack(losses).mean().item(), torch.stack(squared).sum().item() if squared else None
         return mean, total, optimizer.update_client_state(params_P, state) if optimizer.has_client_state else None
@@ -100,7 +100,7 @@ class ClientTrainer:
     def gradient(self, x: Inputs, y: Tensor, client: int) -> tuple[Tensor, Tensor, Tensor]:
         """A batch's mean loss, its logits, and the gradient of all parameters as a row, which may be overwritten."""
         logits = self.forward(x, client)
-        loss = nn.functional.cross_entropy(logits, y)
+        loss = self.objective.loss(logits, y)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         return loss.detach(), logits, torch.cat([self.layout.flat(gradient) for gradient in gradients])
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cpfl import models
 from cpfl.engines.aggregation import RoundAggregator
@@ -105,7 +105,7 @@ class ReferenceEngine(Engine):
         total: float | Tensor = 0.0
         count = 0
         for x, y in self._trainer.validation_samples([client], request.round):
-            total += nn.functional.cross_entropy(self._trainer.forward(x, client), y, reduction="sum")
+            total += self._trainer.objective.loss(self._trainer.forward(x, client), y, "sum")
             count += len(y)
         if count == 0:
             return None

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from cpfl import models
 from cpfl.data.parquet import SUFFIXES, UNREADABLE, open_image, why_unreadable
 from cpfl.errors import CpflError, DataError, ModelError, RunFolderError
+from cpfl.inference.answers import described
 from cpfl.models.adapter import Inputs, adapted, mapped
+from cpfl.objectives.base import Objective, objective
+from cpfl.objectives.classes import Classification
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.outcome import read_summary
@@ -36,6 +39,7 @@ class Deployed(nn.Module):
     def __init__(self, model: nn.Module, experiment: Experiment, dimensions: int) -> None:
         super().__init__()
         self.model, self._normalizes = model, bool(experiment.data.mean)
+        self.objective = objective(experiment.model)
         axes = (-1, *([1] * (dimensions - 1)))
         self.register_buffer("mean", torch.tensor(experiment.data.mean or (0.0,)).view(axes))
         self.register_buffer("std", torch.tensor(experiment.data.std or (1.0,)).view(axes))
@@ -82,13 +86,18 @@ def load_global(path: Path, model: UserModel | None = None, distillation: str = 
         settings = models.named(experiment.model, own)
     if model is None and settings.name == GIVEN:
         raise ModelError(f"{path} was run with a model given in Python: export or load it from Python with model=…")
-    build = models.factory(settings, shape, about["classes"]) if model is None else user_model_factory(model)
+    build = models.factory(settings, shape, _answer(about)[-1]) if model is None else user_model_factory(model)
     module = adapted(build, example_inputs(about, 2))()
     try:
         module.load_state_dict(folder.global_state(source))
     except RuntimeError as error:
         raise ModelError(f"the model does not fit the run's: {str(error).splitlines()[0]}") from None
     return Deployed(module.float(), experiment, len(shape)).eval(), about
+
+
+def _answer(about: Mapping[str, Any]) -> list[int]:
+    """The shape of an answer to one sample."""
+    return about.get("answer") or [about["classes"]]
 
 
 def export(
@@ -115,13 +124,22 @@ def export(
         "mean": module.mean.flatten().tolist(),
         "std": module.std.flatten().tolist(),
         "input": _described(about),
-        "output": "logits (batch, classes)",
+        "objective": about.get("objective", "classification"),
+        "output": _answered(module.objective, about),
         "run": own.name,
     }
     files.write_json(where / "model.json", facts)
     if onnx:
         _write_onnx(module, example_inputs(about, 2), where / "model.onnx")
     return [where / f"model.{kind}" for kind in ("json", *(["onnx"] if onnx else []), "safetensors")]
+
+
+def _answered(own: Objective, about: Mapping[str, Any]) -> str:
+    """What model.json says of the output."""
+    if not about.get("answer") or type(own) is Classification:
+        return "logits (batch, classes)"
+    what = f"logits ({own.link.name} makes probabilities of them)" if own.link.has_probabilities else "numbers"
+    return f"{what} (batch, {', '.join(map(str, about['answer']))})"
 
 
 def _described(about: Mapping[str, Any]) -> str:
@@ -158,7 +176,7 @@ def _write_onnx(module: Deployed, example: Inputs, path: Path) -> None:
 
 
 def predict(path: Path, images: Path, distillation: str = "") -> Iterator[dict[str, Any]]:
-    """Class and probability of every image, in order of name."""
+    """What the model says of every image, in order of name: class and probability, for a classification."""
     module, about = load_global(path, distillation=distillation)
     shape, names = about["shape"], about.get("class_names")
     if len(shape) != 3 or shape[0] not in (1, 3):
@@ -172,11 +190,9 @@ def predict(path: Path, images: Path, distillation: str = "") -> Iterator[dict[s
         part = found[start : start + BATCH]
         x = torch.from_numpy(np.stack([_read(image, shape) for image in part])).float() / 255
         with torch.no_grad():
-            probabilities = torch.softmax(module(x), dim=1)
-        for image, row in zip(part, probabilities, strict=True):
-            best = int(row.argmax())
-            name = names[best] if names else str(best)
-            yield {"image": str(image), "class": best, "name": name, "probability": float(row[best])}
+            rows = described(module.objective, module(x), names)
+        for image, row in zip(part, rows, strict=True):
+            yield {"image": str(image), **row}
 
 
 def _is_image(path: Path) -> bool:

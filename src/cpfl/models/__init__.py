@@ -1,6 +1,6 @@
 """Models: those that come with the package, and what every engine needs of any nn.Module.
 
-All return logits, one for each class, never probabilities.
+All return logits, one for each class, never probabilities; or the numbers that they predict.
 """
 
 import inspect
@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from cpfl.errors import FAILURES, CpflError, ModelError, first_line, shortened
 from cpfl.models.adapter import Inputs, mapped, part, size, tensors
+from cpfl.objectives.base import Answer
 from cpfl.randomness import stream
 from cpfl.registry import did_you_mean, load
 from cpfl.settings import Model
@@ -117,17 +118,17 @@ def fresh(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> n
 
 
 def initial(
-    build: ModelFactory, settings: Model, seed: int, x: Inputs, classes: int, dtype: torch.dtype
+    build: ModelFactory, settings: Model, seed: int, x: Inputs, expected: Answer, dtype: torch.dtype
 ) -> tuple[State, int]:
     """The initial state of a model that fits these inputs, and its size on the network in bytes, as set or counted."""
     module = fresh(build, seed, "init", dtype)
     state = state_of(module)
-    check(module, x, classes)
+    check(module, x, expected)
     return state, settings.bytes or 4 * sum(value.numel() for value in state.values())
 
 
-def check(module: nn.Module, x: Inputs, classes: int) -> None:
-    """Refuse a model that does not map these inputs to one logit for each class, or cannot be trained."""
+def check(module: nn.Module, x: Inputs, expected: Answer) -> None:
+    """Refuse a model that does not map these inputs to the expected answers, or cannot be trained."""
     for name, value in module.state_dict().items():
         if value.is_complex():
             raise ModelError(
@@ -141,10 +142,9 @@ def check(module: nn.Module, x: Inputs, classes: int) -> None:
         raise
     except FAILURES as error:
         raise ModelError(f"the model does not take samples of shape {given}: {first_line(error)}{_hint(x)}") from None
-    if out.shape != (size(x), classes):
+    if out.shape != (size(x), *expected.shape):
         raise ModelError(
-            f"the model answers a sample with {tuple(out.shape[1:])}, the data needs ({classes},): one logit for each "
-            "class (data.classes sets their number)"
+            f"the model answers a sample with {tuple(out.shape[1:])}, the data needs {expected.shape}: {expected.what}"
         )
     if not (own := trained(module)):
         raise ModelError("the model has no parameter that is to be trained: it has none, or all are frozen")

@@ -1,6 +1,7 @@
 """Label counts of whole cohorts: what a server may know of its clients' labels.
 
-Noise on the sums gives (ε, δ) differential privacy of single samples. A sample more or less changes one count by one.
+Noise on the sums gives (ε, δ) differential privacy of single samples. A sample more or less changes one count by one;
+where a sample has several labels, its counts move further, and the noise grows with that distance (the sensitivity).
 Discrete Gaussian noise of deviation σ on every count is then ρ-zero-concentrated private with ρ = 1 / 2σ². This is also
 (ρ + 2·√(ρ ln 1/δ), δ) private (Bun & Steinke 2016). No client and no server knows all of the noise: the clients
 that must stay to the end of a masked sum add enough of it together.
@@ -32,10 +33,11 @@ def cohort_counts(
     cohorts: Sequence[Sequence[int]],
     privacy: Privacy,
     seed: int,
+    sensitivity: float = 1.0,
 ) -> Counts:
     """Label counts of whole cohorts, (N, C), as simulated clients report them: in plain, or as a masked sum.
 
-    `counts_of` some clients gives their counts, (K, C).
+    `counts_of` some clients gives their counts, (K, C). `sensitivity`: how far a sample more moves them at most.
     """
     sums = np.full((len(cohorts), classes), HIDDEN)
     for cohort, clients in enumerate(cohorts):
@@ -44,7 +46,8 @@ def cohort_counts(
         values = counts_of(np.asarray(clients))
         if privacy.epsilon:
             source = random.Random(int(stream(seed, "count-noise", cohort).integers(2**63)))
-            values = np.stack([row + client_noise(privacy, len(clients), classes, source) for row in values])
+            drawn = [client_noise(privacy, len(clients), classes, source, sensitivity) for _ in values]
+            values = values + np.stack(drawn)
         total = values.sum(axis=0) if privacy.label_counts == "plain" else _masked(values)
         sums[cohort] = np.maximum(total, 0)  # noise may have pushed a count below zero
     return sums
@@ -68,14 +71,14 @@ def from_rows(rows: Sequence[Sequence[int] | None], classes: int) -> Counts:
     return np.array([[HIDDEN] * classes if row is None else list(row) for row in rows], np.int64)
 
 
-def client_noise(privacy: Privacy, clients: int, size: int, source: random.Random) -> Counts:
+def client_noise(privacy: Privacy, clients: int, size: int, source: random.Random, sensitivity: float = 1.0) -> Counts:
     """What one of so many clients adds to its counts before it reports them. Real clients draw from SystemRandom.
 
     More than half of the clients must stay to the end: so many of them bring all of the noise.
     """
     if not privacy.epsilon:
         return np.zeros(size, np.int64)
-    sigma = max(deviation(privacy.epsilon, privacy.delta) / math.sqrt(clients // 2 + 1), MIN_DEVIATION)
+    sigma = max(sensitivity * deviation(privacy.epsilon, privacy.delta) / math.sqrt(clients // 2 + 1), MIN_DEVIATION)
     variance = Fraction(sigma**2)
     return np.array([_discrete_gaussian(variance, source) for _ in range(size)], np.int64)
 

@@ -131,7 +131,8 @@ class RunFacts:
     def cohorts(self) -> list[Cohort]:
         """Every cohort that has trained: from the summary of a finished run, else from the records."""
         counts = self.about["label_counts"] or [None] * len(self.about["cohorts"])
-        samples = [None if row is None else sum(row) for row in counts]
+        each = self.about.get("labels_of_a_sample", 1)
+        samples = [None if row is None else sum(row) // each for row in counts]
         if self.summary:
             by_cohort = self.summary["by_cohort"]
             return [Cohort(samples[c["cohort"]], c["rounds"], c["hours"], c["stop"]) for c in by_cohort]

@@ -72,7 +72,11 @@ class About(BaseModel):
     shape: list[Size]
     inputs: str = "numbers"
     fields: list[dict[str, Any]] = []
+    objective: str = "classification"
+    metric: str = "accuracy"
+    answer: list[Size] = []  # its shape for one sample; empty: one number for each class
     classes: Size
+    labels_of_a_sample: Size = 1
     class_names: list[str] | None
     data_folder: str | None
     samples: dict[str, Count]

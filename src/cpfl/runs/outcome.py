@@ -9,7 +9,7 @@ from cpfl.errors import DamagedError
 from cpfl.runs import files
 
 LARGEST = 1e15  # of any number that is shown
-Percent = Annotated[float, Field(ge=0, le=100)]
+Score = Annotated[float, Field(ge=-LARGEST, le=100)]  # of the metric, in per cent; R² may be negative
 Amount = Annotated[float, Field(ge=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -39,16 +39,17 @@ class Redistilled(_Shape):
 
 
 class Outcome(_Shape):
-    """All of it: accuracies, costs, the cohorts' own."""
+    """All of it: accuracies (scores of the metric), costs, the cohorts' own."""
 
     name: str
     cohorts: Number
     clients: Number
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
-    student_accuracy: Percent
-    teacher_accuracy_mean: Percent
-    teacher_accuracy_std: Percent
-    ensemble_accuracy: Percent
+    metric: str = "accuracy"
+    student_accuracy: Score
+    teacher_accuracy_mean: Score
+    teacher_accuracy_std: Amount
+    ensemble_accuracy: Score
     by_cohort: list[CohortOutcome]
     teachers: Annotated[list[Count], Field(min_length=1)]
     hours: Amount

@@ -1,5 +1,6 @@
 """Between a run folder and its task: what run.json says of a task, and the same task again for resuming."""
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,11 @@ def describe(task: Task, data: str | Path | None, engine: str) -> dict[str, Any]
         "shape": list(task.data.train.shape),
         "inputs": task.data.transform.kind,
         "fields": [{"name": f.name, "dtype": f.dtype, "shape": list(f.shape)} for f in task.data.train.fields],
+        "objective": task.experiment.model.objective,
+        "metric": task.data.objective.metric,
+        "answer": list(task.data.answer.shape),
         "classes": task.data.classes,
+        "labels_of_a_sample": math.prod(task.data.label_shape),
         "class_names": class_names(task, data),
         "model_bytes": task.model_bytes,
         "cohort_model_bytes": {str(cohort): own.model_bytes for cohort, own in task.cohort_models.items()},

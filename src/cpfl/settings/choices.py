@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
     from cpfl.federation.selection.base import Selection
     from cpfl.federation.stopping import StoppingRule
+    from cpfl.objectives.base import Objective
 
 
 _TABLE = tomllib.loads(resources.files("cpfl.settings").joinpath("choices.toml").read_text(encoding="utf-8"))
@@ -23,6 +24,7 @@ def _choices(key: str) -> Registry[Any]:
     return Registry(key, **_TABLE[key])
 
 
+OBJECTIVES: Registry[Objective] = _choices("model.objective")
 SELECTIONS: Registry[Selection] = _choices("federation.selection")
 CLIENT_OPTIMIZERS: Registry[ClientOptimizer] = _choices("federation.client")
 SERVER_OPTIMIZERS: Registry[ServerOptimizer] = _choices("federation.server")

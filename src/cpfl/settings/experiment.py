@@ -21,6 +21,17 @@ GIVEN = "(given)"
 """Stands in a stored experiment for a model or arrays that were given in Python."""
 
 
+DISTILLATION: dict[str, dict[str, Any]] = {"regression": {"aggregation": "logits", "loss": "mse"}}
+"""Defaults of [distillation] where the recipe cpfl has none: by model.objective."""
+
+
+def _given(section: Any) -> dict[str, Any]:
+    """What was given of a section; of what is no section, which is refused later, nothing."""
+    if isinstance(section, Section):
+        return section.model_dump(exclude_unset=True)
+    return section if isinstance(section, dict) else {}
+
+
 class Experiment(Section):
     """One experiment, whole."""
 
@@ -60,6 +71,18 @@ class Experiment(Section):
             super().__init__(**tree)
         except ValidationError as error:
             raise SettingError(sentence(error)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_objective(cls, tree: Any) -> Any:
+        """Defaults of [distillation] that another objective has."""
+        if not isinstance(tree, dict):
+            return tree
+        model, distillation = (_given(tree.get(name)) for name in ("model", "distillation"))
+        own = DISTILLATION.get(str(model.get("objective")))
+        if own is None or str(distillation.get("recipe", "cpfl")) != "cpfl":
+            return tree
+        return {**tree, "distillation": {**own, **distillation}}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -13,12 +13,12 @@ from cpfl.errors import SettingError, first_line, quoted
 from cpfl.registry import did_you_mean
 from cpfl.settings import effects
 from cpfl.settings.distillation import RECIPES
-from cpfl.settings.experiment import Experiment, fields, unknown_key
+from cpfl.settings.experiment import DISTILLATION, Experiment, fields, unknown_key
 from cpfl.settings.types import Section, is_text
 from cpfl.user_files import check_readable, expanded
 
 MAX_BYTES = 1 << 24  # of an experiment file
-_ARGS_OF = ("client", "server", "selection", "lr_schedule", "rule", "aggregation", "weights", "loss")
+_ARGS_OF = ("objective", "client", "server", "selection", "lr_schedule", "rule", "aggregation", "weights", "loss")
 
 
 def load(
@@ -97,6 +97,11 @@ def _changed(tree: dict[str, Any], settings: Mapping[str, Any], strict: bool, fr
     if settings.get("distillation.recipe", ...) not in (..., distillation.get("recipe", "cpfl")):
         for key in RECIPES["paper"]:
             distillation.pop(key, None)
+    objective = _table(tree, "model").get("objective")
+    if settings.get("model.objective", objective) != objective:
+        for key, value in DISTILLATION.get(str(objective), {}).items():
+            if distillation.get(key) == value:
+                distillation.pop(key)
     for key, value in settings.items():
         section, _, leaf = key.rpartition(".")
         if leaf in _ARGS_OF and value != _table(tree, section).get(leaf, ...):

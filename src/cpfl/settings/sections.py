@@ -4,7 +4,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cpfl.settings.choices import ASSIGNMENT_RULES, CLIENT_OPTIMIZERS, SELECTIONS, SERVER_OPTIMIZERS, STOPPING_RULES
+from cpfl.settings.choices import (
+    ASSIGNMENT_RULES,
+    CLIENT_OPTIMIZERS,
+    OBJECTIVES,
+    SELECTIONS,
+    SERVER_OPTIMIZERS,
+    STOPPING_RULES,
+)
 from cpfl.settings.types import (
     MOST,
     Args,
@@ -74,7 +81,9 @@ class Data(Section):
     """Use only the first so many training samples, for a quick test; 0: all."""
     public_limit: OptionalCount = 0
     """Use only the first so many public samples; 0: all."""
-    classes: Annotated[int, Field(ge=0, le=100_000), NoBool] = 0
+    classes: Annotated[
+        int, Field(ge=0, le=100_000), NoBool, When("model.objective != binary | multi-label | regression")
+    ] = 0
     """Number of classes; 0: as many as the labels have."""
 
     @model_validator(mode="after")
@@ -97,6 +106,12 @@ class Model(Section):
     """gn-lenet, femnist-cnn, mlp, or a class of yours as "module:Class"."""
     args: Args = Field(default_factory=dict)
     """Keyword arguments of that class."""
+    objective: Annotated[str, AfterValidator(OBJECTIVES.check)] = "classification"
+    """What it is trained for: classification, per-position (a class at every position, such as the next token), binary,
+    multi-label, regression, or a class of yours as "module:Class"."""
+    objective_args: Args = Field(default_factory=dict)
+    """Arguments of the objective: per-position takes ignore, the label of positions that do not count (-100), and
+    multi-label metric, accuracy or f1."""
     bytes: Annotated[int, Field(ge=0, le=10**15), NoBool] = 0
     """Size on the network in bytes; 0: four bytes a parameter."""
     by_cohort: dict[str, str] = Field(default_factory=dict)

@@ -61,7 +61,7 @@ def assignment_view(task: Task) -> AssignmentView:
             CohortRow(
                 cohort=cohort,
                 clients=len(clients),
-                samples=int(counts_NC[cohort].sum()),
+                samples=int(data.clients.training_sizes[clients].sum()),
                 labels=counts_NC[cohort].tolist(),
                 skew=float(skew_N[cohort]),
                 hours_per_round=expected_longest(hours, participants_per_round(experiment.federation, len(clients))),
@@ -75,7 +75,7 @@ def assignment_view(task: Task) -> AssignmentView:
         reveals=assignment_rule(experiment.assignment).reveals,
         cohorts=len(rows),
         clients=experiment.clients,
-        samples=int(whole_C.sum()),
+        samples=int(data.clients.training_sizes.sum()),
         labels=whole_C.tolist(),
         skew=float(skew_N.mean()),
         skew_worst=float(skew_N.max()),

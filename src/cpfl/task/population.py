@@ -84,6 +84,11 @@ def mapped(columns: Columns, folder: Path) -> dict[str, NDArray[Any]]:
 def assign_cohorts(experiment: Experiment, data: FederatedData, fleet: Fleet, model_bytes: int) -> Cohorts:
     """The cohorts that the experiment's rule gives; the same for the same seed."""
     name, rule, sizes = experiment.assignment.rule, assignment_rule(experiment.assignment), data.clients.training_sizes
+    if "labels" in rule.needs and not data.objective.has_classes:
+        raise SettingError(
+            f"assignment.rule = {name!r} balances classes, and model.objective = {experiment.model.objective!r} has "
+            "none: choose another rule"
+        )
     clients = ClientView(
         experiment.clients,
         experiment.seed,

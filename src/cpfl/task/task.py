@@ -90,16 +90,16 @@ def build_task(
     devices = _devices(experiment, roots) if population is None else population.fleet  # of no more clients than samples
     check_evaluation(data, experiment.stopping)
     check_views(data, experiment.distillation)
-    shape, classes, seed = data.train.shape, data.classes, experiment.seed
+    shape, outputs, seed, expected = data.train.shape, data.outputs, experiment.seed, data.answer
     x = data.inputs(2)
-    named = models.factory(experiment.model, shape, classes) if model is None else user_model_factory(model)
+    named = models.factory(experiment.model, shape, outputs) if model is None else user_model_factory(model)
     build = adapted(named, x)
     dtype = data.transform.dtype
-    start, size = models.initial(build, experiment.model, seed, x, classes, dtype)
+    start, size = models.initial(build, experiment.model, seed, x, expected, dtype)
     build_student = build
     if other := experiment.distillation.student:
-        build_student = adapted(models.factory(Model(name=other), shape, classes, "distillation.student"), x)
-        models.check(models.fresh(build_student, seed, "student", dtype), x, classes)
+        build_student = adapted(models.factory(Model(name=other), shape, outputs, "distillation.student"), x)
+        models.check(models.fresh(build_student, seed, "student", dtype), x, expected)
     if population is None:
         cohorts = assign_cohorts(experiment, data, devices, size) if cohorts is None else cohorts
         population = memory_mapped(data.clients, devices, cohorts)
@@ -108,14 +108,14 @@ def build_task(
     for cohort, name in experiment.model.by_cohort.items():
         if name not in made:
             settings = models.named(experiment.model, name)
-            own = adapted(models.factory(settings, shape, classes, f"model.by_cohort.{cohort}"), x)
-            made[name] = CohortModel(own, *models.initial(own, settings, seed, x, classes, dtype))
+            own = adapted(models.factory(settings, shape, outputs, f"model.by_cohort.{cohort}"), x)
+            made[name] = CohortModel(own, *models.initial(own, settings, seed, x, expected, dtype))
     builds = [build, *(one.build for one in made.values())]
     check_batch_stats(experiment.federation, [models.fresh(one, seed, "init", dtype) for one in builds])
     others = {int(cohort): made[name] for cohort, name in experiment.model.by_cohort.items()}
     fleet, cohorts, counts = population.fleet, population.cohorts, population.label_counts
     if counts is None:
-        counts = cohort_counts(data.label_counts, classes, cohorts, experiment.privacy, seed)
+        counts = cohort_counts(data.label_counts, data.classes, cohorts, experiment.privacy, seed, data.sensitivity)
     return Task(experiment, data, build, build_student, fleet, cohorts, start, size, counts, others)
 
 

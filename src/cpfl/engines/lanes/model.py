@@ -34,6 +34,7 @@ class LaneModel:
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self._precision, self._device, self._dtype = task.experiment.precision, device, task.data.transform.dtype
+        self._objective = task.data.objective
         module = models.fresh(task.build, task.experiment.seed, "init", self._dtype).to(device).train()
         self.layout = Layout.from_module(module)
         # Layers that vmap takes lane by lane are slower, and as good.
@@ -92,4 +93,4 @@ class LaneModel:
         """The losses of one row; where layers renew their running statistics, these are in `state` afterwards."""
         with models.arithmetic(self._device, self._precision):
             logits = functional_call(module, state, (x,))
-        return nn.functional.cross_entropy(logits.to(self._dtype), y, reduction="none")
+        return self._objective.losses(logits.to(self._dtype), y)

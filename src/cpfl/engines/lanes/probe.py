@@ -99,7 +99,7 @@ def by_itself(task: Task, model: LaneModel, x: Inputs, y: Tensor) -> dict[str, T
     """A batch's gradients, and the running statistics after it, as rows, of the same model without lanes."""
     module = models.fresh(task.build, task.experiment.seed, "init", task.data.transform.dtype).to(y.device).train()
     module.load_state_dict(task.start)
-    loss = nn.functional.cross_entropy(module(x), y, reduction="sum")
+    loss = task.data.objective.loss(module(x), y, "sum")
     own = models.trained(module)
     gradients = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
     return {

@@ -21,6 +21,7 @@ from cpfl.federation import optimizers
 from cpfl.models import State
 from cpfl.models.adapter import Inputs
 from cpfl.models.layout import Layout
+from cpfl.objectives.classes import Classification
 from cpfl.task.task import Task
 
 
@@ -80,7 +81,7 @@ class Trainer(ClientTrainer):
         bind(module, self._row)
         super().__init__(task, module, layout, torch.device("cpu"))
         self._sequential = None
-        if not self._row.others and layout.channels_last:
+        if not self._row.others and layout.channels_last and type(self.objective) is Classification:
             axes, low = 1 + len(data.train.shape), experiment.precision == "bf16"
             self._sequential = sequential_step(
                 module, axes, self._row.parameters_P, self._gradients_P, layout.views, low
@@ -109,7 +110,7 @@ class Trainer(ClientTrainer):
         self._load(model)
         self.module.eval()
         losses = [
-            nn.functional.cross_entropy(self.forward(x, job.clients[0]), y, reduction="none").double()
+            self.objective.losses(self.forward(x, job.clients[0]), y).double()
             for x, y in self.validation_samples(job.clients, job.round)
         ]
         sizes = self.task.data.clients.validation_sizes[list(job.clients)].tolist()
