@@ -33,6 +33,8 @@ class Phases:
         self._sessions, self._on_round, self._notify = sessions, on_round, run.callback.on_message
         self._stopping = task.experiment.stopping
         self._evaluator = EVALUATORS[self._stopping.metric](task, task.experiment.distillation, device)
+        public = self._stopping.metric == "public-agreement"
+        self._metric = "agreement" if public else task.data.objective.metric
         self._path, self._identity = run.folder.evaluations(), run.folder.identity
         records.repair(self._path)
         try:
@@ -117,7 +119,8 @@ class Phases:
         self._done.append(evaluation)
         gain = evaluation.gain_per_doubling
         rising = "" if gain is None else f", {gain:+.1f} points for twice the CPU hours"
-        self._notify(f"evaluated after {evaluation.round} rounds: {accuracy:.2f} %{rising}: {evaluation.decision}")
+        scored = f"{self._metric} {accuracy:.2f} %{rising}"
+        self._notify(f"evaluated after {evaluation.round} rounds: {scored}: {evaluation.decision}")
         for session in waiting:
             self._apply(session, evaluation)
 

@@ -8,8 +8,10 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +58,12 @@ class Store:
         return path
 
 
+def series_name(metric: str) -> str:
+    """A metric's name in characters that every store takes: R² is R2."""
+    plain = unicodedata.normalize("NFKD", metric).encode("ascii", "ignore").decode()
+    return re.sub(r"[^\w.-]+", "_", plain) or "score"
+
+
 class Tracking(Callback):
     """Writes a run into a store. An error of the store ends the tracking, never the run."""
 
@@ -81,7 +89,8 @@ class Tracking(Callback):
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Add a point for the student's loss and accuracy."""
-        self._add("distillation", record.epoch, {"loss": record.loss, "accuracy": record.accuracy})
+        metric = series_name(str(self._folder.about().get("metric", "accuracy")))
+        self._add("distillation", record.epoch, {"loss": record.loss, metric: record.accuracy})
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:
         """Write what is left, and the outcome of a finished run."""

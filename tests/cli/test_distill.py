@@ -55,7 +55,7 @@ def test_what_a_second_distillation_leaves(cpfl_command: Command, run: Path) -> 
     assert {file.name for file in new.iterdir()} == {"summary.json", "epochs.jsonl", "clients.json", "models"}
     summary = json.loads((new / "summary.json").read_text())
     assert summary["distillation"]["weights"] == "uniform"
-    assert f"{summary['student_accuracy']:.2f} % of the test set" in answer.out
+    assert f"{summary['student_accuracy']:.2f} % on the test set" in answer.out
     assert str(new.relative_to(run.parent)) in answer.out
     cpfl_command("distill", "run", "--aggregation", "probabilities", *BRIEF).good()
     assert len(list((run / "distillations").iterdir())) == 2

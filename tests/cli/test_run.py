@@ -113,7 +113,7 @@ def test_experiment_toml_repeats_the_run(cpfl_command: Command, finished: Path) 
 def test_what_a_person_reads(cpfl_command: Command, tmp_path: Path) -> None:
     answer = cpfl_command("run", "digits", *QUICK, "--out", "here").good()
     summary = json.loads((tmp_path / "here" / "summary.json").read_text())
-    assert f"{summary['student_accuracy']:.2f} % of the test set" in answer.out
+    assert f"{summary['student_accuracy']:.2f} % on the test set" in answer.out
     assert f"{summary['teacher_accuracy_mean']:.2f} ± {summary['teacher_accuracy_std']:.2f} %" in answer.out
     assert "cohort 3 stopped after 5 rounds" in answer.out
     assert answer.out.rstrip().endswith("here")

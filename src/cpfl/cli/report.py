@@ -42,7 +42,10 @@ def _later(path: Path) -> list[dict[str, Any]]:
     except OSError:  # the run's own row says why it cannot be read
         found_files = []
     for file in found_files:
-        row = {**dict.fromkeys(("cohorts", "seed", "rounds", "hours", "student_accuracy")), "path": str(file.parent)}
+        row = {
+            **dict.fromkeys(("cohorts", "seed", "rounds", "hours", "student_accuracy", "metric")),
+            "path": str(file.parent),
+        }
         try:
             found = read_summary(file, RunFolder.open(path).identity)
             rows.append({**row, **{key: found[key] for key in row.keys() & found.keys()}, "state": "distilled again"})
@@ -57,7 +60,9 @@ def report(
     redistill: Annotated[
         bool, typer.Option("--redistill", help="First distill finished runs at earlier moments, from their snapshots.")
     ] = False,
-    max_drop: Annotated[float, typer.Option(help="Points of accuracy that you would give up for speed.")] = 2.0,
+    max_drop: Annotated[
+        float, typer.Option(help="Points of accuracy (or of another metric) to give up for speed.")
+    ] = 2.0,
     data: DataFolder = None,
     device: Device = "auto",
     as_json: AsJson = False,

@@ -181,11 +181,18 @@ def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
     if as_json:
         options.show_json({**summary, "path": path})
         return
-    several = len(summary["teachers"]) > 1
-    teachers = f"{summary['teacher_accuracy_mean']:.2f} ± {summary['teacher_accuracy_std']:.2f} %"
+    several, metric = len(summary["teachers"]) > 1, summary["metric"]
+    teachers = f"{metric} {summary['teacher_accuracy_mean']:.2f} ± {summary['teacher_accuracy_std']:.2f} %"
     lines = [
-        ("global model", f"{summary['student_accuracy']:.2f} % of the test set{'' if several else ', not distilled'}"),
-        *([("cohort models", teachers), ("ensemble", f"{summary['ensemble_accuracy']:.2f} %")] if several else []),
+        (
+            "global model",
+            f"{metric} {summary['student_accuracy']:.2f} % on the test set{'' if several else ', not distilled'}",
+        ),
+        *(
+            [("cohort models", teachers), ("ensemble", f"{metric} {summary['ensemble_accuracy']:.2f} %")]
+            if several
+            else []
+        ),
         ("time" if summary.get("engine") == "flower" else "virtual time", f"{summary['hours']:.2f} h"),
         ("CPU time", f"{summary['cpu_hours']:.2f} h"),
         ("traffic", f"{summary['comm_gb']:.3f} GB"),

@@ -26,24 +26,24 @@ def check_max_drop(max_drop: float) -> None:
 
 
 def advise(rows: Sequence[Row], max_drop: float = MAX_DROP) -> Advice:
-    """The fastest n whose mean accuracy is at most `max_drop` points below that of plain federated learning."""
+    """The fastest n whose mean score is at most `max_drop` points below that of plain federated learning."""
     if not rows:
         return Advice(None, "No run is finished yet, so no n can be recommended.", [])
     if len(rows) == 1:
         n = rows[0]["cohorts"]
         hint = "cpfl sweep with several --cohorts runs others."
         return Advice(None, f"Only n = {n} has been run, so there is nothing to choose between; {hint}", _doubts(rows))
-    plain = next((row for row in rows if row["cohorts"] == 1), None)
+    metric, plain = _metric(rows[0]), next((row for row in rows if row["cohorts"] == 1), None)
     base = plain or max(rows, key=lambda row: row["student_accuracy"])
     near = [row for row in rows if base["student_accuracy"] - row["student_accuracy"] <= max_drop]
     best = min(near, key=lambda row: (row["hours"], row["cpu_hours"]))
-    against = "plain federated learning (n = 1)" if plain else f"n = {base['cohorts']}, the most accurate here"
+    against = "plain federated learning (n = 1)" if plain else f"n = {base['cohorts']}, the {_best(metric)} here"
     n = best["cohorts"]
     limit = f"{max_drop:g} point{'' if max_drop == 1 else 's'}"
     if best is base:
-        sentence = f"Take n = {n}: no other n is faster and stays within {limit} of its accuracy."
+        sentence = f"Take n = {n}: no other n is faster and stays within {limit} of its {metric}."
         cost = f"in {_hours(best)} for {_number(best['cpu_hours'])} CPU hours"
-        reasons = [f"It reaches {best['student_accuracy']:.1f} % {cost}."]
+        reasons = [f"It reaches {metric} {best['student_accuracy']:.1f} % {cost}."]
     else:
         sentence = (
             f"Take n = {n}: it ends after {_hours(best)}, {_times(base, best)} {against}, and {_lost(base, best)}."
@@ -68,7 +68,7 @@ def _within_spread(base: Row, best: Row) -> list[str]:
         return []
     unsure = [
         what
-        for what, key in (("accuracy", "student_accuracy"), ("hours", "hours"))
+        for what, key in ((_metric(base), "student_accuracy"), ("hours", "hours"))
         if abs(base[key] - best[key]) < max(base[f"{key}_spread"], best[f"{key}_spread"])
     ]
     sentence = f"The difference in {' and '.join(unsure)} is smaller than the spread over seeds: run more seeds."
@@ -78,7 +78,9 @@ def _within_spread(base: Row, best: Row) -> list[str]:
 def _doubts(rows: Sequence[Row], without_plain: bool = False) -> list[str]:
     doubts = []
     if without_plain:
-        doubts.append("There is no finished run with n = 1, so drops are measured against the most accurate n.")
+        doubts.append(
+            f"There is no finished run with n = 1, so drops are measured against the {_best(_metric(rows[0]))} n."
+        )
     if single := ", ".join(str(row["cohorts"]) for row in rows if row["seeds"] == 1):
         doubts.append(f"One seed only for n = {single}: hours depend on one slow device, so run more seeds.")
     if cut_off := ", ".join(str(row["cohorts"]) for row in rows if row["cut_off"]):
@@ -108,4 +110,12 @@ def _lost(base: Row, row: Row, limit: float = math.inf) -> str:
     digits = 2 if f"{lost:.1f}" == f"{limit:.1f}" else 1
     values = f"({row['student_accuracy']:.{digits}f} % instead of {base['student_accuracy']:.{digits}f} %)"
     way = "loses" if lost > 0 else "gains"
-    return f"{way} {abs(lost):.{digits}f} points of accuracy {values}"
+    return f"{way} {abs(lost):.{digits}f} points of {_metric(row)} {values}"
+
+
+def _metric(row: Row) -> str:
+    return str(row.get("metric", "accuracy"))
+
+
+def _best(metric: str) -> str:
+    return "most accurate" if metric.startswith("accuracy") else "best"

@@ -50,12 +50,13 @@ def all_figures(tree: Tree) -> list[Tree]:
     return [one for one in found if "spec" in one]
 
 
-def figure(name: str, spec: Tree, shown: str = "", **words: str) -> Tree:
+def figure(name: str, spec: Tree, shown: str = "", metric: str = style.ACCURACY, **words: str) -> Tree:
     """A figure with its title and caption; files, which have no menu, add to the title what is `shown`.
 
     `words` are written into the title and the caption, where figures.toml leaves gaps for them.
     """
-    title, caption = (style.FIGURES[name][key].format(**words) for key in ("title", "caption"))
+    texts = (style.named(style.FIGURES[name][key], metric) for key in ("title", "caption"))
+    title, caption = (text.format(**words) for text in texts)
     return {"id": name, "title": title, "caption": caption, "spec": spec | {"title": title + shown}}
 
 
@@ -94,6 +95,7 @@ def _group(one: Group, advice: Advice, several: bool) -> Tree:
     return {
         "id": one.id,
         "label": one.label,
+        "metric": one.metric,
         "n": advice.n,
         "sentence": advice.sentence,
         "reasons": advice.reasons,
@@ -132,14 +134,15 @@ def _run(run: RunFacts) -> Tree:
 def _trade_off(one: Group, advice: Advice) -> Tree:
     published = one.published.get("by_n", [])
     spec = figures.trade_off(one.summaries, published, advice.n)
-    return figure("trade-off", spec, label=one.label, diamonds=_diamonds([one], spec))
+    return figure("trade-off", spec, metric=one.metric, label=one.label, diamonds=_diamonds([one], spec))
 
 
 def _against(groups: Sequence[Group]) -> list[Tree]:
     series = {one.label: one.rows for one in groups if one.rows}
     published = {one.label: one.published.get("by_n", []) for one in groups}
     specs = {name: figures.against_n(name, series, published) for name in figures.AGAINST if series}
-    return [figure(name, spec, diamonds=_diamonds(groups, spec)) for name, spec in specs.items()]
+    metric = figures.common({one.metric for one in groups})
+    return [figure(name, spec, metric=metric, diamonds=_diamonds(groups, spec)) for name, spec in specs.items()]
 
 
 def _diamonds(groups: Sequence[Group], spec: Tree) -> str:
@@ -157,7 +160,8 @@ def _cohorts(one: Group, advice: Advice) -> list[Tree]:
     shown, seed = f", n = {chosen}", f"seed {one.runs_of(chosen)[0].experiment.seed}"
     plain = "; the dashed line is the run that was not partitioned" if 1 in numbers and split else ""
     public = one.runs[0].experiment.stopping.metric == "public-agreement"
-    axis = "agreement on public samples, %" if public else "accuracy on validation samples, %"
+    shown_metric = "agreement" if public else one.metric
+    axis = "agreement on public samples, %" if public else f"{one.metric} on validation samples, %"
     cohorts = [
         ({"n": run.n, "cohort": cohort}, history)
         for run in one.first_seeds
@@ -166,7 +170,7 @@ def _cohorts(one: Group, advice: Advice) -> list[Tree]:
     found = [
         figure("validation-loss", inside.losses(cohorts, "n", chosen), shown, seed=seed, plain=plain),
         figure("timeline", inside.timeline(one, chosen), shown, seed=seed),
-        figure("evaluations", inside.evaluations(inside.evaluation_rows(one), numbers, axis)),
+        figure("evaluations", inside.evaluations(inside.evaluation_rows(one), numbers, axis), metric=shown_metric),
         figure("finish-times", inside.finish_times(inside.finish_rows(one), numbers)),
         figure("samples", inside.sizes(inside.size_rows(one), numbers)),
     ]
@@ -177,10 +181,14 @@ def _earlier(one: Group) -> list[Tree]:
     numbers, quorums = one.numbers, figures.quorum_rows(one)
     by_quorum = len({row["quorum"] for row in quorums}) > 1
     by_time = any(student.at is not None for run in one.runs for student in run.students)
-    budget = figures.earlier("time-budget", figures.budget_rows(one), numbers, one.published.get("at", []))
+    at, metric = one.published.get("at", []), one.metric
+    budget = figures.earlier("time-budget", figures.budget_rows(one), numbers, at, metric)
     found = [
-        *(figure(name, figures.earlier(name, quorums, numbers)) for name in ("quorum-accuracy", "quorum-hours")),
-        figure("time-budget", budget, diamonds=_diamonds([one], budget)),
+        *(
+            figure(name, figures.earlier(name, quorums, numbers, metric=metric), metric=metric)
+            for name in ("quorum-accuracy", "quorum-hours")
+        ),
+        figure("time-budget", budget, metric=metric, diamonds=_diamonds([one], budget)),
     ]
     command = "cpfl report DIR --redistill"
     missing = (

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cpfl.report import style
@@ -38,7 +38,8 @@ def trade_off(summaries: Iterable[Row], published: Sequence[Row] = (), recommend
         for row in published
         if "hours" in row and "student" in row
     ]
-    base, tooltip = style.channels("trade-off")
+    metric = means[0]["metric"] if means else style.ACCURACY
+    base, tooltip = style.channels("trade-off", metric)
     label = {"text": field("label:N")}
     costs = sorted({float(f"{end(point['cpu_hours'] for point in points):.2g}") for end in (min, max)})
     size = field("cpu_hours:Q", title="CPU hours", scale={"range": [60, 700]}, legend={"values": costs})
@@ -62,7 +63,7 @@ def trade_off(summaries: Iterable[Row], published: Sequence[Row] = (), recommend
     values = "; ".join(
         f"n = {row['cohorts']}: {row['student_accuracy']:.1f} % after {row['hours']:.3g} h" for row in means
     )
-    description = f"Accuracy against hours. {values}"
+    description = f"{style.named('{Metric}', metric)} against hours. {values}"
     return style.chart(description, *layers, height=340, points=points, front=pareto(points), paper=paper)
 
 
@@ -77,7 +78,8 @@ def pareto(points: Iterable[Row]) -> Rows:
 
 def against_n(name: str, series: Mapping[str, Sequence[Row]], published: Mapping[str, Sequence[Row]]) -> Spec:
     """A measure of AGAINST over n on a logarithmic axis: a line for every experiment, mean and spread over seeds."""
-    axis, keys = style.FIGURES[name]["axis"], style.FIGURES[name]["lines"]
+    metrics = {row["metric"] for rows in series.values() for row in rows}
+    axis, keys = style.named(style.FIGURES[name]["axis"], common(metrics)), style.FIGURES[name]["lines"]
     points, paper = [], []
     for label, rows in series.items():
         for kind, (key, printed) in keys.items():
@@ -90,7 +92,7 @@ def against_n(name: str, series: Mapping[str, Sequence[Row]], published: Mapping
             beside = (row for row in published.get(label, ()) if printed in row)
             paper += [{**fields, "n": row["n"], "value": row[printed]} for row in beside]
     numbers = sorted({point["n"] for point in points + paper})
-    several, accuracy = len(series) > 1, len(keys) > 1  # of student and teachers; the other measures are costs, from 0
+    several, scores = len(series) > 1, len(keys) > 1  # of student and teachers; the other measures are costs, from 0
     colour = style.colour_of("experiment", list(series)) if several else {"value": BLUE}
     x = field(
         "n:Q",
@@ -98,12 +100,12 @@ def against_n(name: str, series: Mapping[str, Sequence[Row]], published: Mapping
         scale={"type": "log", "base": 2, "nice": False, "padding": 16},
         axis={"values": numbers, "format": "d", "grid": False, "labelOverlap": True},
     )
-    y = field("value:Q", title=axis, scale={"zero": False, "padding": 12} if accuracy else {"zero": True})
+    y = field("value:Q", title=axis, scale={"zero": False, "padding": 12} if scores else {"zero": True})
     base = {"x": x, "y": y, "color": colour, "detail": field("model:N")}
     dash = field("model:N", title=None, scale={"domain": list(keys), "range": [[1, 0], [4, 3]]})
     tooltip = {"tooltip": style.tips(experiment="", model=("of", ""), n="", value=(axis, ".4~g"))}
     layers = [
-        mark("line", base | ({"strokeDash": dash} if accuracy else {}), strokeWidth=2),
+        mark("line", base | ({"strokeDash": dash} if scores else {}), strokeWidth=2),
         mark("rule", base | {"y": field("low:Q"), "y2": {"field": "high"}}, strokeWidth=2, opacity=0.6),
         mark("circle", base | tooltip, size=60, opacity=1),
     ]
@@ -111,6 +113,11 @@ def against_n(name: str, series: Mapping[str, Sequence[Row]], published: Mapping
         other = {"x": x, "y": y, "color": colour if several else {"value": GREY}}
         layers.append(mark("point", other | tooltip, data="paper", **HOLLOW))
     return style.chart(f"{axis} against n, for {', '.join(series)}", *layers, height=260, points=points, paper=paper)
+
+
+def common(metrics: Collection[str]) -> str:
+    """The name of a metric, or what several have in common."""
+    return next(iter(metrics)) if len(metrics) == 1 else "score"
 
 
 def quorum_rows(group: Group) -> Rows:
@@ -148,11 +155,13 @@ def budget_rows(group: Group) -> Rows:
     return rows
 
 
-def earlier(name: str, rows: Rows, numbers: Iterable[int], published: Iterable[Row] = ()) -> Spec:
+def earlier(
+    name: str, rows: Rows, numbers: Iterable[int], published: Iterable[Row] = (), metric: str = style.ACCURACY
+) -> Spec:
     """Accuracy or hours of students that were distilled earlier: a curve for every n over the quorum or the hours."""
     paper = [{"n": row["n"], "hours": row["hours"], "accuracy": row["student"]} for row in published]
     every = sorted({*numbers, *(row["n"] for row in paper)})
-    axes, tooltip = style.channels(name)
+    axes, tooltip = style.channels(name, metric)
     if axes["x"]["field"] == "quorum":
         axes["x"]["axis"] = {"values": sorted({row["quorum"] for row in rows})}
     base, key, axis = axes | {"color": style.colour_n(every)}, axes["y"]["field"], axes["y"]["title"]

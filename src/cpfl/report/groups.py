@@ -38,6 +38,11 @@ class Group:
         return by_cohorts(self.summaries)
 
     @property
+    def metric(self) -> str:
+        """The name of the metric, the same in all runs."""
+        return self.runs[0].metric
+
+    @property
     def published(self) -> dict[str, Any]:
         """The paper's figures that the runs carry; empty if they carry none."""
         found = (run.about.get("published") for run in self.runs)

@@ -123,6 +123,11 @@ class RunFacts:
         return shown(self.folder.path)
 
     @property
+    def metric(self) -> str:
+        """The name of the metric of its scores."""
+        return str(self.about.get("metric", "accuracy"))
+
+    @property
     def n(self) -> int:
         """The number of cohorts."""
         return self.experiment.cohorts

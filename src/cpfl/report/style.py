@@ -19,6 +19,7 @@ BLUE, ORANGE, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[6]
 WIDTH, HEIGHT = 560, 300
 HANDLES = 32  # files that Vega may open
 PLAIN = ",.6~g"  # numbers on an axis: no powers of ten, no needless zeros; as in figures.toml
+ACCURACY = "accuracy"  # the metric of runs that name none
 TYPES = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
 Spec = dict[str, Any]
 Row = Mapping[str, Any]
@@ -74,9 +75,20 @@ def field(column: str, **options: Any) -> Spec:
     return {"field": name, "type": TYPES[letter], **options}
 
 
-def channels(figure: str) -> tuple[Spec, Spec]:
+def named(value: Any, metric: str) -> Any:
+    """The same texts with the metric's name in their gaps, also within tables and lists."""
+    if isinstance(value, dict):
+        return {key: named(one, metric) for key, one in value.items()}
+    if isinstance(value, list):
+        return [named(one, metric) for one in value]
+    if not isinstance(value, str):
+        return value
+    return value.replace("{metric}", metric).replace("{Metric}", metric[:1].upper() + metric[1:])
+
+
+def channels(figure: str, metric: str = ACCURACY) -> tuple[Spec, Spec]:
     """The axes of a figure and its tooltip, as figures.toml describes them."""
-    known = FIGURES[figure]
+    known = named(FIGURES[figure], metric)
     axes = {key: field(**known[key]) for key in ("x", "y") if key in known}
     return axes, {"tooltip": tips(**known.get("tips", {}))}
 

@@ -11,13 +11,13 @@ from rich.text import Text
 
 from cpfl.errors import printable
 from cpfl.report.reading import READ_ERRORS, damage, find_runs, read
-from cpfl.report.style import FIGURES, Row
+from cpfl.report.style import ACCURACY, FIGURES, Row
 
 WIDE = 108  # characters of a terminal that shows every column
 WASTED = "wasted_cpu_hours"
 ACCURACIES = ("teacher_accuracy_mean", "teacher_accuracy_std", "ensemble_accuracy", "student_accuracy")
 MEASURES = (*ACCURACIES, "hours", "cpu_hours", "comm_gb", "rounds")
-LISTED = ("path", "name", "cohorts", "clients", "seed", "state", "rounds", "hours", "student_accuracy")
+LISTED = ("path", "name", "cohorts", "clients", "seed", "state", "rounds", "hours", "student_accuracy", "metric")
 
 
 class _Column(NamedTuple):
@@ -41,6 +41,7 @@ def by_cohorts(summaries: Iterable[Row]) -> list[dict[str, Any]]:
     for n in sorted({summary["cohorts"] for summary in given}):
         group = [summary for summary in given if summary["cohorts"] == n]
         row: dict[str, Any] = {"cohorts": n, "seeds": len(group), "cut_off": sum(s.get("cut_off", 0) for s in group)}
+        row["metric"] = group[0].get("metric", ACCURACY)
         for key in MEASURES:
             values = [summary[key] for summary in group]
             row |= {key: statistics.fmean(values), f"{key}_spread": statistics.pstdev(values)}
@@ -64,8 +65,9 @@ def trade_off(summaries: Iterable[Row], width: int) -> Table:
     for row in rows:
         spreads = (f"{c.key}_spread" if several > 1 and c.key in NARROW else "" for c in columns)
         table.add_row(*(_text(row, column, spread) for column, spread in zip(columns, spreads, strict=True)))
+    table.caption = f"%: {rows[0]['metric']}"
     if several > 1:
-        table.caption = f"mean ± standard deviation over {several} seeds"
+        table.caption += f"; mean ± standard deviation over {several} seeds"
     return table
 
 
@@ -117,6 +119,7 @@ def overview(folder: Path) -> list[dict[str, Any]]:
                 "rounds": sum(history.rounds for history in run.histories),
                 "hours": max(history.clock for history in run.histories) / 3600,
                 "student_accuracy": run.summary["student_accuracy"] if run.summary else None,
+                "metric": run.metric,
             }
         except READ_ERRORS as error:
             row = dict.fromkeys(LISTED) | {"path": str(path), "state": f"damaged: {damage(error)}"}
@@ -131,7 +134,9 @@ def run_list(rows: Iterable[Row]) -> Table:
         table.add_column(head, justify="left" if head in ("run", "state") else "right", overflow="fold")
     for head in ("rounds", "hours", "student %"):
         table.add_column(head, justify="right")
+    table.add_column("metric")
     texts, formats = ("path", "cohorts", "seed", "state"), {"rounds": ",d", "hours": ".2f", "student_accuracy": ".2f"}
+    formats["metric"] = ""
     for row in rows:
         values = ((row[key], formats.get(key, "")) for key in (*texts, *formats))
         table.add_row(*(Text("–" if value is None else printable(format(value, form))) for value, form in values))

@@ -206,7 +206,7 @@ class Stopping(Section):
 
     rule: Annotated[str, AfterValidator(STOPPING_RULES.check)] = "plateau"
     """plateau: a cohort's validation loss stops falling (the paper); rounds: after so many; budget: only the limits
-    below; joint: all cohorts stop together when the ensemble's accuracy rises too slowly; or "module:Class"."""
+    below; joint: all cohorts stop together when the ensemble's score rises too slowly; or "module:Class"."""
     rule_args: Args = Field(default_factory=dict)
     """Keyword arguments of a rule of yours."""
     patience: Annotated[Count, When("rule != rounds | budget | joint")] = 50
@@ -225,12 +225,12 @@ class Stopping(Section):
     ema_rounds: Annotated[Count, When("keep = ema")] = 10
     """A round's model has a weight of one in so many in the average."""
     metric: Annotated[Literal["ensemble-accuracy", "public-agreement"], When("rule = joint")] = "ensemble-accuracy"
-    """What is evaluated: the ensemble on the clients' validation samples, or how often two halves of the cohorts agree
-    on public samples, for which no client and no label is needed."""
+    """What is evaluated: the ensemble on the clients' validation samples, by the objective's metric, or how often two
+    halves of the cohorts agree on public samples, for which no client and no label is needed."""
     eval_interval: Annotated[Count, When("rule = joint")] = 25
     """Rounds of a phase, after which cohorts wait for each other and the ensemble is evaluated."""
     min_gain: Annotated[NotNegative, When("rule = joint")] = 4.0
-    """Continue while twice the CPU hours would gain so many points of accuracy; 0: until a limit."""
+    """Continue while twice the CPU hours would gain so many points of the metric; 0: until a limit."""
     eval_window: Annotated[int, Field(ge=4, le=MOST), NoBool, When("rule = joint")] = 6
     """Evaluations from which the gain is estimated; fewer are mostly noise."""
     client_fraction: Annotated[Fraction, When("rule = joint", "metric = ensemble-accuracy")] = 1.0

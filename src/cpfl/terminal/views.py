@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -118,6 +119,12 @@ class RunView(LiveView, Callback):
         """Show which worker of a cluster trains what."""
         self._load = load
 
+    @cached_property
+    def _metric(self) -> str:
+        from cpfl.objectives.base import objective  # by now torch is loaded
+
+        return objective(self._experiment.model).metric
+
     def _facts(self) -> str:
         progress = self._progress
         stopped = f"{progress.stopped} of {len(progress.cohorts)} stopped"
@@ -128,7 +135,9 @@ class RunView(LiveView, Callback):
         return f"{self._progress.samples / max(time.monotonic() - self._progress.began, 1e-9):,.0f} samples/s"
 
     def _student(self, record: EpochRecord) -> str:
-        facts = f"epoch {record.epoch} of {self._epochs} · loss {record.loss:.4f} · {record.accuracy:.2f} %"
+        facts = (
+            f"epoch {record.epoch} of {self._epochs} · loss {record.loss:.4f} · {self._metric} {record.accuracy:.2f} %"
+        )
         epochs_left = self._epochs - record.epoch
         seconds = (time.monotonic() - self._distilling) / record.epoch * epochs_left
         return f"{facts} · {time_left((seconds, seconds))}" if epochs_left else facts
@@ -253,8 +262,9 @@ class SweepView(LiveView, SweepCallback):
         words = [f"n = {summary['cohorts']}", f"seed {summary['seed']}"]
         if self.grid is not None:
             words += [f"{key} = {value}" for key, value in self.grid.varied(run.path.name).items()]
+        score = f"{summary.get('metric', 'accuracy')} {summary['student_accuracy']:.1f} %"
         self.on_message(
-            f"{', '.join(words)}: {summary['student_accuracy']:.1f} %, {summary['hours']:.2f} h, "
+            f"{', '.join(words)}: {score}, {summary['hours']:.2f} h, "
             f"{summary['cpu_hours']:.1f} CPU h  ({summary['wall_seconds']:.1f} s)"
         )
 
