@@ -150,7 +150,7 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     for key, means in (("data.mean", transform.mean), ("data.public_mean", public_transform.mean)):
         if means and len(means) not in (1, train.shape[0]):
             raise DataError(f"{key} has {len(means)} channels, the samples have {train.shape[0]}")
-    clients = split(experiment, train, objective) if clients is None else clients
+    clients = split(experiment, train) if clients is None else clients
     transforms_ = (transform, public_transform, augmented)
     return FederatedData(train, test, public, objective, classes, clients, *transforms_, given.class_names)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cpfl.data.samples import Samples
 from cpfl.errors import DataError
 from cpfl.objectives.base import NOT_COUNTED, Labels, Objective
+from cpfl.objectives.base import objective as objective_of
 from cpfl.randomness import stream, streams
 from cpfl.settings import Experiment
 
@@ -72,12 +73,12 @@ class Clients(Sequence[ClientIndex]):
         return owners.hexdigest()
 
 
-def split(experiment: Experiment, train: Samples, objective: Objective) -> Clients:
+def split(experiment: Experiment, train: Samples) -> Clients:
     """The clients of the experiment, in order."""
     data, clients, seed = experiment.data, experiment.clients, experiment.seed
     match data.split:
         case "dirichlet":
-            owner = dirichlet(single_labels(experiment, train, objective), clients, data.alpha, seed, data.remainder)
+            owner = dirichlet(single_labels(experiment, train), clients, data.alpha, seed, data.remainder)
         case "iid":
             owner = dealt(stream(seed, "split").permutation(len(train)), np.arange(clients), clients)
         case "shards":
@@ -88,7 +89,7 @@ def split(experiment: Experiment, train: Samples, objective: Objective) -> Clien
                     f"training samples: 1 to {most}"
                 )
             order = stream(seed, "split").permutation(clients * data.shards)
-            labels = single_labels(experiment, train, objective)
+            labels = single_labels(experiment, train)
             owner = dealt(np.argsort(labels, kind="stable"), np.argsort(order) // data.shards, len(order))
         case "column":
             owner = by_column(train, data.column, clients)
@@ -98,9 +99,11 @@ def split(experiment: Experiment, train: Samples, objective: Objective) -> Clien
     return Clients(order, starts, hold_out(starts, experiment))
 
 
-def single_labels(experiment: Experiment, train: Samples, objective: Objective) -> Index:
+def single_labels(experiment: Experiment, train: Samples) -> Index:
     """The one class of every sample; refused where samples have none, or several."""
-    assert train.y is not None, "training labels were checked"
+    if train.y is None:
+        raise DataError(f"data.train = {experiment.data.train!r} has no labels: clients need them to train")
+    objective = objective_of(experiment.model)
     found = objective.counted(train.y)
     if not objective.has_classes or found.shape[1] != 1:
         raise DataError(

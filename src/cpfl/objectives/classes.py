@@ -148,7 +148,7 @@ class PerPosition(Classification):
 
     def counted(self, y: Labels) -> NDArray[np.int64]:
         """The class of every position."""
-        flat = y.reshape(len(y), -1)
+        flat = y.reshape(len(y), math.prod(y.shape[1:]))
         return np.where(flat == self.ignored, NOT_COUNTED, flat)
 
     def sensitivity(self, label_shape: tuple[int, ...]) -> float:
