@@ -35,6 +35,16 @@ def test_engines_train_it_alike(name: str, tmp_path: Path) -> None:
             assert run.summary[key] == pytest.approx(plain.summary[key]), (engine, key)
 
 
+@pytest.mark.parametrize("name", ["regression", "per-position"])
+def test_a_selection_by_losses(name: str, tmp_path: Path) -> None:
+    """Oort chooses by the squared losses of single samples: the same clients on all engines."""
+    oort = {"federation.selection": "oort", "federation.participation": 0.5, "max_rounds": 6, "cohorts": 1}
+    runs = [trained(name, tmp_path / engine, engine, **oort) for engine in ("reference", "workers", "lanes")]
+    chosen = [[record["participants"] for record in run.rounds] for run in runs]
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert runs[0].rounds[-1]["loss"] == pytest.approx(runs[2].rounds[-1]["loss"])
+
+
 LOSSES: dict[str, Any] = {
     "classification": functional.cross_entropy,
     "binary": lambda z, y: functional.binary_cross_entropy_with_logits(z[:, 0], y.double()),
@@ -226,6 +236,30 @@ def test_an_objective_of_ones_own(tmp_path: Path) -> None:
     assert runs[0].rounds[-1]["loss"] == pytest.approx(runs[1].rounds[-1]["loss"])
     with pytest.raises(SettingError, match=r"distillation\.aggregation = 'probabilities' is not defined"):
         trained("regression", tmp_path / "other", **own)
+
+
+def test_places_of_images_are_not_moved(tmp_path: Path) -> None:
+    """A class for each pixel; augmentation would move the pixels and not the classes."""
+    images = np.random.default_rng(0).integers(0, 256, (60, 1, 24, 24), np.uint8)
+    arrays: dict[str, Any] = {"train": (images, (images[:, 0] > 99).astype(int)), "public": images}
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten(2), Last())
+
+    settings = SETTINGS | {"model.objective": "per-position", "model.args": {}}
+    arrays |= {"model": model, "device": "cpu", "engine": "lanes"}
+    run = cpfl.run(cpfl.Experiment(), settings=settings, out=tmp_path / "run", **arrays)
+    assert json.loads((run.path / "run.json").read_text())["answer"] == [24, 24, 2]
+    for more in ({"data.augment": "crop-flip-cutout"}, {"distillation.augment": "flip"}):
+        with pytest.raises(SettingError, match="augmentation moves the places"):
+            cpfl.run(cpfl.Experiment(), settings=settings | more, out=tmp_path / "no", **arrays)
+
+
+class Last(nn.Module):
+    """Classes last, for each pixel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2).unflatten(1, (24, 24))
 
 
 def test_texts_are_yes_and_no_but_no_numbers(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def cohorts(
     if out is not None and out.suffix == ".csv":
         files.write_atomic(out, predefined.to_csv(first.cohorts).encode())
     elif out is not None:
-        names = loading.class_names(first, data) or list(map(str, range(first.data.classes)))
+        names = loading.class_names(first, data) or first.data.objective.column_names(first.data.classes)
         title = f"{base.name}: {base.clients} clients, assignment {base.assignment.rule}"
         with files.explained(out):
             style.save(assignment_figure.picture(list(map(asdict, views)), title, names), out)

@@ -47,6 +47,8 @@ class Objective:
     """How answers become probabilities."""
     has_classes = False
     """Whether what is counted are classes: their distribution over clients can be skewed."""
+    has_positions = False
+    """Whether labels belong to places of a sample: augmentation would move the one without the other."""
     leaves_out = False
     """Whether some items of a sample may have no label."""
 
@@ -86,6 +88,10 @@ class Objective:
     def columns(self, labels: int) -> int:
         """The number of columns of label counts, for so many numbers in a label."""
         return labels
+
+    def column_names(self, classes: int) -> list[str]:
+        """What each column of the label counts is called, where classes have no names."""
+        return [f"output {k}" for k in range(classes)]
 
     def outputs(self, classes: int) -> int:
         """The length of the last axis of a model's answer."""

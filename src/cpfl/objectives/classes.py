@@ -22,6 +22,10 @@ class Counted(Objective):
 
     has_classes = True
 
+    def column_names(self, classes: int) -> list[str]:
+        """The numbers of the classes."""
+        return [str(k) for k in range(classes)]
+
     def right(self, answers: Tensor, y: Tensor) -> Tensor:
         """Which items are right, (S, J)."""
         return self.predicted(answers).eq(y).reshape(len(y), math.prod(y.shape[1:]))
@@ -116,7 +120,7 @@ class PerPosition(Classification):
     """
 
     metric = "accuracy of positions"
-    leaves_out = True
+    leaves_out = has_positions = True
     answer = "a logit for each class at every position, classes last (data.classes sets their number)"
 
     def __init__(self, ignore: int = -100) -> None:

@@ -69,6 +69,10 @@ class MultiLabel(Counted):
         """No and yes of every label."""
         return 2 * labels
 
+    def column_names(self, classes: int) -> list[str]:
+        """No and yes of every label."""
+        return [f"{k}: {answer}" for k in range(classes // 2) for answer in ("no", "yes")]
+
     def outputs(self, classes: int) -> int:
         """A logit for each label."""
         return classes // 2
@@ -94,6 +98,10 @@ class Binary(MultiLabel):
 
     def __init__(self) -> None:
         super().__init__()
+
+    def column_names(self, classes: int) -> list[str]:
+        """The two answers."""
+        return ["0", "1"]
 
     def labels(self, y: Labels, name: str, dtype: str = "float32") -> Labels:
         """0 or 1 for each sample, or false and true."""

@@ -34,8 +34,8 @@ class Distillation(Section):
     flip_average: Annotated[bool, _AUGMENTED] = False
     """Teachers also predict the mirror image of every view, and both predictions are averaged."""
     aggregation: Annotated[str, AfterValidator(TEACHER_AGGREGATIONS.check)] = "probabilities"
-    """What of the teachers is averaged: probabilities, logits (the paper), log-probabilities, or a class of yours as
-    "module:Class"."""
+    """What of the teachers is averaged: probabilities, logits (the paper, and the default of a regression),
+    log-probabilities, or a class of yours as "module:Class"."""
     aggregation_args: Args = Field(default_factory=dict)
     """Keyword arguments of a class of yours."""
     weights: Annotated[str, AfterValidator(TEACHER_WEIGHTS.check)] = "labels"
@@ -45,7 +45,8 @@ class Distillation(Section):
     target_entropy: Annotated[Share, When("aggregation != logits | log-probabilities")] = 0.5
     """Sharpen the averaged probabilities until their mean entropy is this share of the maximum; 0: leave them."""
     loss: Annotated[str, AfterValidator(DISTILLATION_LOSSES.check)] = "kl"
-    """The student's loss: kl, mse, l1 (the paper), or a class of yours as "module:Class"."""
+    """The student's loss: kl, mse (the default of a regression), l1 (the paper), or a class of yours as
+    "module:Class"."""
     loss_args: Args = Field(default_factory=dict)
     """Keyword arguments of a class of yours."""
     temperature: Annotated[Temperature, When("aggregation != logits | log-probabilities or loss != mse | l1")] = 1.0

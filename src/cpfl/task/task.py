@@ -135,8 +135,14 @@ def check_evaluation(data: FederatedData, settings: Stopping) -> None:
 
 
 def check_views(data: FederatedData, settings: Distillation) -> None:
-    """Refuse to crop and flip what is no image."""
+    """Refuse to crop and flip what is no image, or what has labels at its places."""
     public = data.public
+    moves = data.augmented or settings.augment not in ("auto", "training", "none")
+    if moves and data.objective.has_positions:
+        raise SettingError(
+            "augmentation moves the places of an image, and model.objective = per-position has labels there: set "
+            "data.augment = none and leave out distillation.augment"
+        )
     if settings.augment in ("cutmix", "crop-flip", "flip") and (len(public.shape) != 3 or public.x.dtype != np.uint8):
         raise SettingError(
             f"distillation.augment = {settings.augment!r} is for images (uint8, channels first), not for samples of "
