@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpfl.errors import DataError, SettingError, first_line
+from cpfl.errors import FAILURES, DataError, SettingError, first_line
 from cpfl.objectives.links import NUMBERS, Link
 from cpfl.settings import Model
 from cpfl.settings.choices import OBJECTIVES
@@ -164,6 +164,6 @@ def check_losses(own: Objective, y: Labels, classes: int) -> None:
             raise SettingError(f"{name}: score must return a number of at most 100 (higher is better), not {score!r}")
     except SettingError:
         raise
-    except Exception as error:  # a user's class can fail in any way
+    except FAILURES as error:  # a user's class can fail in any way
         shape = tuple(answers.shape)
         raise SettingError(f"{name} does not take answers of shape {shape}: {first_line(error)}") from None
