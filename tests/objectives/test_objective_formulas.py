@@ -183,6 +183,7 @@ def test_sharpening_reaches_the_entropy(link: Any) -> None:
         ("multi-label", np.array([[0, 3]]), "0 or 1, of shape (samples, labels)"),
         ("regression", np.zeros((4, 2, 2)), "numbers of shape (samples,) or (samples, outputs)"),
         ("regression", np.array([0.0, np.nan]), "not finite"),
+        ("regression", np.array([0.0, 1e300]), "not finite"),
     ],
 )
 def test_labels_that_are_refused(name: str, y: Array, words: str) -> None:

@@ -69,7 +69,8 @@ class Objective:
         """The labels of the set called `name` in the form that `losses` takes; others are refused."""
         if y.dtype.kind not in "fiub" or y.ndim not in (1, 2) or 0 in y.shape[1:]:
             raise self._refused(y, name, "numbers of shape (samples,) or (samples, outputs)")
-        found = y.reshape(len(y), -1).astype(dtype)
+        with np.errstate(over="ignore"):  # infinity is refused below
+            found = y.reshape(len(y), -1).astype(dtype)
         if not np.isfinite(found).all():
             raise DataError(f"labels of the {name} set contain values that are not finite numbers")
         return found

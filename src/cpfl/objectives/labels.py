@@ -84,7 +84,7 @@ class MultiLabel(Counted):
     def output_weights(self, weights_NC: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean of a teacher's share of the no and of the yes.
 
-        By its share of the yes alone, a teacher that has seen hardly anything else would decide on all.
+        By its share of the yes alone, a teacher that has seen hardly any no would count most.
         """
         by_answer = weights_NC.reshape(len(weights_NC), -1, 2)  # N × L × (no, yes)
         return (by_answer[..., 0] + by_answer[..., 1]) / 2
