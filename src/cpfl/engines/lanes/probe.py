@@ -71,7 +71,7 @@ def in_lanes(task: Task, x: Inputs, y: Tensor) -> str:
     stats_LQ = model.stats.row(task.start, y.device).repeat(LANES, 1)
     x_L = mapped(lambda each: torch.stack([each] * LANES), x)
     y_L, before, gradients_LP = torch.stack([y] * LANES), buffers(model), torch.zeros_like(params_LP)
-    new_LQ, filled_LB = torch.zeros_like(stats_LQ), torch.ones_like(y_L, dtype=row_P.dtype)
+    new_LQ, filled_LB = torch.zeros_like(stats_LQ), row_P.new_ones(y_L.shape[:2])
     filled_LB[1:, -1] = 0  # the first lane has a whole batch, the others a shorter one
 
     def step() -> None:
