@@ -107,6 +107,7 @@ class RoundAggregator:
             rows[CLIENT_STATE_MEAN] = self.mean_client_state_P + self._change_P / self._request.cohort_size
             model_P = self._client.correct_model(model_P, rows[CLIENT_STATE_MEAN])
         found = {**self._layout.state(model_P), **self._mean_of_others.result()}
-        model = {name: found[name].to(value.dtype, copy=True) for name, value in self.start.items()}
+        copied = found.keys() - self._layout.frozen.keys()  # frozen parameters are shared by all models
+        model = {name: found[name].to(value.dtype, copy=name in copied) for name, value in self.start.items()}
         cohort = {name: self._layout.views(row_P) for name, row_P in rows.items()}
         return model, AlgorithmState(cohort, self._client_states)

@@ -116,16 +116,6 @@ def fresh(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> n
         return module.double() if dtype == torch.float64 else module.float()  # unlike to(): complex buffers stay
 
 
-def initial(
-    build: ModelFactory, settings: Model, seed: int, x: Inputs, classes: int, dtype: torch.dtype
-) -> tuple[State, int]:
-    """The initial state of a model that fits these inputs, and its size on the network in bytes, as set or counted."""
-    module = fresh(build, seed, "init", dtype)
-    state = state_of(module)
-    check(module, x, classes)
-    return state, settings.bytes or 4 * sum(value.numel() for value in state.values())
-
-
 def check(module: nn.Module, x: Inputs, classes: int) -> None:
     """Refuse a model that does not map these inputs to one logit for each class, or cannot be trained."""
     for name, value in module.state_dict().items():
