@@ -286,6 +286,24 @@ def test_engines_agree_on_a_lora_transformer_with_pretrained_weights(tmp_path: P
             torch.testing.assert_close(run.model[name], value, rtol=0, atol=1e-9)
 
 
+STALE: dict[str, dict[str, Any]] = {
+    "fedbuff": {"federation.buffer_size": 2, "federation.concurrency": 2},
+    "refl": {"federation.deadline": 7, "federation.straggler_policy": "stale", "devices.trace": "synthetic"},
+}
+
+
+@pytest.mark.parametrize("rule", STALE)
+@pytest.mark.parametrize("build", [Lora, Tied])
+def test_engines_agree_on_updates_of_different_age(rule: str, build: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """A distance between updates counts a tied parameter once, whatever the engine."""
+    more = STALE[rule] | {"max_rounds": 8, "precision": "float64", "cohorts": 1, "federation.lr": 0.5}
+    runs = [trained(tmp_path / engine, build, ROWS, engine, **more) for engine in ENGINES]
+    assert any(record.get("stale") for record in runs[0].rounds)
+    for run in runs[1:]:
+        for name, value in runs[0].model.items():
+            torch.testing.assert_close(run.model[name], value, rtol=0, atol=1e-9)
+
+
 def test_fewer_bytes_than_the_whole_model() -> None:
     whole, part = task_of(Encoder, TOKENS), task_of(lora_transformer, TOKENS)
     assert part.model_bytes < whole.model_bytes / 2
