@@ -39,7 +39,8 @@ def initial(
     state, layout = state_of(module), Layout.from_module(module)
     check(module, x, classes)
     fixed = layout.frozen if settings.start == FRESH else state
-    return holding(build, fixed), state, settings.bytes or layout.sent_bytes
+    held = {name: state[name] for name in fixed}  # the same memory as the start's
+    return holding(build, held), state, settings.bytes or layout.sent_bytes
 
 
 def with_frozen_of(build: ModelFactory, state: State, seed: int, dtype: torch.dtype) -> ModelFactory:

@@ -28,6 +28,7 @@ from cpfl.models.start import AS_GIVEN, FRESH, initial, with_frozen_of
 from cpfl.privacy.label_counts import cohort_counts
 from cpfl.settings import Distillation, Experiment, Federation, Model, Stopping
 from cpfl.task.population import Population, assign_cohorts, memory_mapped
+from cpfl.user_files import expanded
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def start_file(settings: Model, roots: Sequence[Path]) -> Path | None:
     """The file that model.start names: a path, or a file below a data root."""
     if settings.start in (FRESH, AS_GIVEN):
         return None
-    candidates = [Path(os.path.expanduser(settings.start)), *(root / settings.start for root in roots)]
+    candidates = [expanded(Path(settings.start), "model.start"), *(root / settings.start for root in roots)]
     for path in candidates:
         if os.path.isfile(path):  # Path.is_file raises an error for a name that is too long
             return path
