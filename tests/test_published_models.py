@@ -65,7 +65,6 @@ def tuned() -> nn.Module:
 
 # A check of masks looks at numbers; "eager" attention of GPT-2 and LLaMA does without it.
 ALONE = "attempting to use a Tensor in some data-dependent control flow"
-BATCH = "looks at a batch as a whole"
 DRAWS = "draws random numbers of its own"
 EAGER = {"attn_implementation": "eager"}
 SMALL_GPT = {"n_embd": 16, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -94,16 +93,16 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "resnet of transformers": (
         published("ResNet", "ImageClassification", embedding_size=8, hidden_sizes=[8], depths=[1], **OUTPUTS),
         IMAGES,
-        BATCH,
+        "",
     ),
-    "densenet of monai": (lambda: nets.DenseNet(2, 3, CLASSES, **SMALL_NET), IMAGES, BATCH),
+    "densenet of monai": (lambda: nets.DenseNet(2, 3, CLASSES, **SMALL_NET), IMAGES, ""),
     "densenet, instance norm": (lambda: nets.DenseNet(2, 3, CLASSES, **SMALL_NET, norm="instance"), IMAGES, ""),
     "resnet of volumes": (
         lambda: nets.ResNet(
             "basic", [1, 1, 1, 1], [4, 4, 4, 4], spatial_dims=3, n_input_channels=1, num_classes=CLASSES, conv1_t_size=3
         ),
         VOLUMES,
-        BATCH,
+        "",
     ),
     "classifier of monai": (lambda: nets.Classifier((3, 16, 16), CLASSES, (4, 4), (2, 2)), IMAGES, ""),
     "fully connected": (lambda: nets.FullyConnectedNet(3 * 256, CLASSES, [8]), IMAGES.reshape(COUNT, -1), ""),

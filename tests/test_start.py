@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.zoo import PUBLIC, TEST, TOKENS, TRAIN, Encoder, Lora, Tied, Y, lora_transformer
+from tests.zoo import PUBLIC, TEST, TOKENS, TRAIN, ZOO, Animal, Encoder, Lora, Tied, Twice, Y, lora_transformer
 from tests.zoo import TABLE as ROWS
 from torch import nn
 
@@ -312,3 +312,14 @@ def test_fewer_bytes_than_the_whole_model() -> None:
 def test_a_mistake_is_one_sentence() -> None:
     with pytest.raises(CpflError, match="no parameter that is to be trained"):
         task_of(lambda: nn.Linear(12, 3).requires_grad_(False))
+
+
+@pytest.mark.parametrize("name", ["frozen batch norm", "batch norm, one layer with two names"])
+def test_layers_that_stay_with_clients_may_be_frozen_or_have_two_names(name: str, tmp_path: Path) -> None:
+    """What workers and messages leave out of a model is in no client's own state either, or comes back."""
+    animal = {"frozen batch norm": ZOO["frozen batch norm"]}.get(name, Animal(lambda: Twice(two_names=True), "table"))
+    more = {"federation.batch_stats": "local", "precision": "float64"}
+    runs = [trained(tmp_path / engine, animal.build, animal.arrays, engine, **more) for engine in ENGINES]
+    for run in runs[1:]:
+        for key, value in runs[0].model.items():
+            torch.testing.assert_close(run.model[key], value, rtol=0, atol=1e-6)  # Adam divides by small gradients

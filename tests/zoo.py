@@ -378,7 +378,7 @@ ZOO: dict[str, Animal] = {
     "frozen bias": Animal(lambda: frozen(nn.Linear(FEATURES, CLASSES), "bias"), "table"),
     "frozen embedding": Animal(lambda: frozen(embedding(), "0.weight"), "tokens"),
     "frozen batch norm": Animal(
-        lambda: frozen(convolutional(lambda: nn.BatchNorm2d(4)), "1.weight", "1.bias"), "images", "fallback"
+        lambda: frozen(convolutional(lambda: nn.BatchNorm2d(4)), "1.weight", "1.bias"), "images"
     ),
     "lora": Animal(Lora, "table"),
     "lora transformer": Animal(lora_transformer, "tokens"),

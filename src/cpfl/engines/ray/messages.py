@@ -34,13 +34,15 @@ class SessionState:
     def from_session(cls, session: Session, layout: Layout) -> "SessionState":
         """The state as it is now."""
         states, numbers = session.state()
-        return cls(session.cohort, {kind: to_arrays(layout.sent(state)) for kind, state in states.items()}, numbers)
+        own = AlgorithmState.from_states(states).states().keys()  # no whole models
+        sent = {kind: state if kind in own else layout.sent(state) for kind, state in states.items()}
+        return cls(session.cohort, {kind: to_arrays(state) for kind, state in sent.items()}, numbers)
 
     def restore(self, session: Session, layout: Layout) -> None:
         """Bring a new session to this state."""
         states = {kind: from_arrays(state) for kind, state in self.states.items()}
-        of_optimizers = AlgorithmState.from_states(states).states().keys()
-        whole = {kind: state if kind in of_optimizers else layout.received(state) for kind, state in states.items()}
+        own = AlgorithmState.from_states(states).states().keys()
+        whole = {kind: state if kind in own else layout.received(state) for kind, state in states.items()}
         session.restore(whole, self.numbers)
 
 
