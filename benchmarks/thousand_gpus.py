@@ -54,13 +54,15 @@ def round_cost(participants: int, rounds: int = 200) -> float:
     task = build_task(experiment, [], Given(some, some, some))
     session = task.session(0)
     results = [ClientResult(client, 225, 12, 2.3, 2.3) for client in range(participants)]
-    message = pickle.dumps(messages.RoundDone.from_result(0, RoundResult(dict(task.start), results)), protocol=5)
+    layout = task.layout()
+    done = messages.RoundDone.from_result(0, RoundResult(dict(task.start), results), layout)
+    message = pickle.dumps(done, protocol=5)
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.create(Path(scratch) / "run", experiment, {})
         began = time.process_time()
         with RunWriter(folder, 30.0) as writer:
             for _ in range(rounds):
-                writer.write(session, session.close_round(pickle.loads(message).result()))
+                writer.write(session, session.close_round(pickle.loads(message).result(layout)))
         spent = time.process_time() - began
         folder.unlock()
     return spent / rounds

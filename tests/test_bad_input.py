@@ -115,6 +115,9 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "model.name=torch.nn:Linear": ("torch.nn:Linear", "cannot be built"),
     "model.name=gn-lenet": ("(1, 8, 8)",),
     "model.args.hiden=3": ("mlp", "hiden"),
+    "model.start=given": ('model.start = "given"', "given in Python"),
+    "model.start=nowhere": ("model.start = 'nowhere'", "fresh, given, or a safetensors file"),
+    "model.start=/dev/null": ("model.start = '/dev/null'", "is no file"),
     "distillation.student=mpl": ("distillation.student", "mlp"),
     "model.args.foo=1": ("model.args.foo", "mlp", "it takes hidden"),
     # what is allowed, in words

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import small_runs
+import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import cpfl
@@ -123,6 +125,7 @@ VALUES: dict[str, Any] = {
     "data.classes": 11,
     "model.name": "femnist-cnn",
     "model.args": {"hidden": 9},
+    "model.start": "weights.safetensors",
     "model.by_cohort": {"0": "femnist-cnn"},
     "model.objective_args": {"x": 1},
     "assignment.rule_args": {"skew": 1},
@@ -238,6 +241,8 @@ class Runs:
         for name, width in (("cohorts.csv", 1), ("other.csv", 4)):
             rows = "".join(f"{client},{client // width % 3}\n" for client in range(12))
             (folder / name).write_text(f"client,cohort\n{rows}")
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10))
+        save_file(net.state_dict(), folder / "weights.safetensors")
 
     def outcome(self, changes: Mapping[str, Any]) -> dict[str, bytes]:
         """What a run leaves behind that is not measured."""
@@ -246,6 +251,8 @@ class Runs:
             settings.pop("model.args.hidden", None)
         if "file" in settings.get("assignment.rule_args", {}):
             settings["assignment.rule_args"] = {"file": str(self._folder / settings["assignment.rule_args"]["file"])}
+        if "model.start" in settings:
+            settings["model.start"] = str(self._folder / settings["model.start"])
         name = json.dumps(settings, sort_keys=True)
         if name not in self._known:
             path, arrays = self._folder / str(next(self._number)), GIVEN[settings.pop("given", "")]

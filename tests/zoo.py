@@ -204,6 +204,21 @@ class Steps(nn.Module):
         return self.head(normed.mean(0 if self.time_first else 1))  # type: ignore[no-any-return]
 
 
+class FrozenTied(Tied):
+    """What two layers share is frozen, and what they have alone is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one.weight.requires_grad_(False)
+
+
+def frozen(model: nn.Module, *names: str) -> nn.Module:
+    """The model with these parameters frozen."""
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
 class Lora(nn.Module):
     """A frozen layer with a trained change of rank 2."""
 
@@ -214,6 +229,28 @@ class Lora(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head((self.base(x) + x @ self.a.T @ self.b.T).tanh())  # type: ignore[no-any-return]
+
+
+class Change(nn.Module):
+    """A frozen weight with a trained change of rank 2, as a parametrization."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        outputs, inputs = weight.shape
+        self.a, self.b = nn.Parameter(torch.randn(2, inputs) / 4), nn.Parameter(torch.zeros(outputs, 2))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.b @ self.a  # type: ignore[no-any-return]
+
+
+def lora_transformer() -> nn.Module:
+    """Everything is frozen but the head and the changes of the linear layers."""
+    model = Encoder().requires_grad_(False)
+    model.head.requires_grad_(True)
+    for part in list(model.layer.modules()):
+        if isinstance(part, nn.Linear):
+            nn.utils.parametrize.register_parametrization(part, "weight", Change(part.weight))
+    return model
 
 
 class Counting(nn.Module):
@@ -337,7 +374,14 @@ ZOO: dict[str, Animal] = {
     "layer norm": Animal(lambda: nn.Sequential(nn.LayerNorm(FEATURES), nn.Linear(FEATURES, CLASSES)), "table"),
     "tied": Animal(Tied, "table"),
     "frozen": Animal(lambda: nn.Sequential(nn.Linear(12, 8).requires_grad_(False), nn.Linear(8, CLASSES)), "table"),
+    "frozen and tied": Animal(FrozenTied, "table"),
+    "frozen bias": Animal(lambda: frozen(nn.Linear(FEATURES, CLASSES), "bias"), "table"),
+    "frozen embedding": Animal(lambda: frozen(embedding(), "0.weight"), "tokens"),
+    "frozen batch norm": Animal(
+        lambda: frozen(convolutional(lambda: nn.BatchNorm2d(4)), "1.weight", "1.bias"), "images"
+    ),
     "lora": Animal(Lora, "table"),
+    "lora transformer": Animal(lora_transformer, "tokens"),
     "weight norm": Animal(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, CLASSES)), "table"),
     "lazy": Animal(lambda: nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(CLASSES)), "table"),
     "lazy convolution": Animal(

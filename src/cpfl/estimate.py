@@ -26,7 +26,7 @@ def estimate(task: Task, device: torch.device) -> str:
         share = participants_per_round(federation, len(clients)) / len(clients)
         steps += share * float(local_training.all_steps(federation, data.clients.training_sizes[clients]).sum())
     model = sum(value.numel() * value.element_size() for value in task.start.values())
-    all_clients = model * experiment.clients
+    all_clients = task.layout().size * task.data.transform.dtype.itemsize * experiment.clients
     states = all_clients if optimizers.client_optimizer(federation).has_client_state else 0
     updates = all_clients if optimizers.server_optimizer(federation).needs_all_models else 0
     samples = data.train.x.nbytes + data.test.x.nbytes + data.public.x.nbytes

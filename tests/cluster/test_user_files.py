@@ -19,6 +19,7 @@ from torch import nn
 class Net(nn.Sequential):
     def __init__(self, hidden: int = 8) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+        self[1].requires_grad_(False)  # not sent: a node that rebuilds the task has it from the driver
 """
 OWN: dict[str, Any] = {
     "data.train": "mine", "model.name": "my_net:Net", "cohorts": 2, "clients": 10, "max_rounds": 3,

@@ -134,3 +134,24 @@ def test_an_invalid_site_is_not_used(finished_sites: list[Path], tmp_path: Path,
     with pytest.raises(CpflError, match="1 of 2 sites"):
         run_globally(nodes, tmp_path / "global", **{"wait-seconds": 0})
     assert not (tmp_path / "global").exists()
+
+
+def test_a_site_with_another_base_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is frozen must be the same at all sites: their trained parts are averaged and distilled into one."""
+
+    def frozen() -> torch.nn.Module:
+        net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 4))
+        net[0].requires_grad_(False)
+        return net
+
+    monkeypatch.setitem(globals(), "model", frozen)
+    nodes = Nodes()
+    nodes.add(1, site_app(), cohort=0, run=str(site(tmp_path / "north", 2, 0)))
+    nodes.add(2, site_app(), cohort=1, run=str(site(tmp_path / "south", 3, 2, seed=4)))
+    with pytest.raises(CpflError, match="1 of 2 sites"):
+        run_globally(nodes, tmp_path / "global", **{"wait-seconds": 0})
+    nodes.add(2, site_app(), cohort=1, run=str(site(tmp_path / "again", 3, 2)))
+    run = run_globally(nodes, tmp_path / "global")
+    start = load_state(run.path / "models" / "start.safetensors")
+    assert torch.equal(run.model["0.weight"], start["0.weight"])
+    assert not torch.equal(run.model["1.weight"], start["1.weight"])

@@ -43,8 +43,8 @@ def replicas(task: Task, sessions: list[Any], send: Callable[[Message], None]) -
     for session in sessions:
         replica = task.session(session.cohort, Replica)
         assert isinstance(replica, Replica)
-        replica.send, replica.complete = send, True
-        SessionState.from_session(session).restore(replica)
+        replica.send, replica.complete, replica.layout = send, True, task.layout(session.cohort)
+        SessionState.from_session(session, replica.layout).restore(replica, replica.layout)
         found.append(replica)
     return found
 
@@ -61,7 +61,7 @@ def test_a_cohort_that_is_released_between_rounds_continues_unchanged(task: Task
     def send(message: Message) -> None:
         if isinstance(message, RoundDone):
             session = sessions[message.cohort]
-            received.append(session.close_round(message.result()).record)
+            received.append(session.close_round(message.result(task.layout())).record)
             assert copies[message.cohort].round == session.round
             if message.cohort == 1 and session.round == 2:
                 copies[1].request = MOVED

@@ -73,6 +73,7 @@ TEXTS = {
     "devices.availability": ("always", "synthetic", "nowhere.json"),
     "data.train": ("digits", "letters", "nowhere"),
     "data.public": ("letters", "digits", "nowhere"),
+    "model.start": ("fresh", "given", "nowhere.safetensors", ".", "~"),
     "model.name": ("mlp", "gn-lenet", "femnist-cnn", "torch.nn:Flatten", "os:getcwd"),
 }
 NAMES = ("os:getcwd", "torch.nn:Linear", ":", "x:", "nowhere:Class", "cpfl:Experiment")

@@ -19,19 +19,22 @@ from cpfl import models
 from cpfl.data.federated import FederatedData, labelled, transforms
 from cpfl.data.given import as_samples
 from cpfl.data.samples import Samples
+from cpfl.data.sources import search_roots
 from cpfl.data.split import Clients, hold_out
 from cpfl.devices.fleet import Fleet
 from cpfl.engines.flower import messages
 from cpfl.engines.flower.messages import ARRAYS, CONFIG, EXAMPLES, METRICS, PACKED, REPORT
 from cpfl.engines.reference import ReferenceEngine
-from cpfl.errors import DataError, PrivacyError
+from cpfl.errors import DataError, ModelError, PrivacyError
 from cpfl.federation.session import RoundRequest
 from cpfl.models.adapter import adapted
+from cpfl.models.layout import Layout
+from cpfl.models.start import AS_GIVEN, FRESH, initial
 from cpfl.objectives.base import objective as objective_of
 from cpfl.privacy.label_counts import HIDDEN, client_noise
 from cpfl.privacy.masked_sum import MaskedSumClient
 from cpfl.settings import Experiment
-from cpfl.task.task import Task, UserModel, user_model_factory
+from cpfl.task.task import Task, UserModel, model_factory, start_file
 
 MEMBER = "cpfl.member"  # where a node stores its secret of a running sum
 MIN_CLIENTS = 3  # the smallest cohort in which a node reveals its label counts, unless its configuration says otherwise
@@ -111,9 +114,16 @@ def train(content: RecordDict, context: Context, model: UserModel, data: LocalDa
     cohort, training, evaluation = (int(config[f"cpfl.{key}"]) for key in ("cohort", "train", "evaluate"))
     received, samples = content.array_records[ARRAYS], _labelled(experiment, _samples(data(context)), classes)
     clients = _clients(experiment, client, samples)
-    task = known_task(experiment, model, samples, samples, samples, classes, clients)
+    own = _with_own_start(experiment, str(context.node_config.get("start", "")))
+    task = known_task(own, model, samples, samples, samples, classes, clients, at_node=True)
     engine = ReferenceEngine(task, torch.device(str(context.node_config.get("device", "cpu"))))
-    start, report = messages.state(received), dict[str, Any]()
+    layout = task.layout()
+    if config["cpfl.frozen"] != messages.frozen_checksum(layout):
+        raise ModelError(
+            "the frozen parameters of this node's model are not those of the server's: checksums differ; both need the "
+            "same weights (model.start) or the same seed, and the same torch"
+        )
+    start, report = layout.received(messages.state(received)), dict[str, Any]()
     if evaluation:
         value = engine.evaluate(client, RoundRequest(cohort, evaluation, [client], start))
         report |= {} if value is None else {"validation": value}
@@ -124,13 +134,28 @@ def train(content: RecordDict, context: Context, model: UserModel, data: LocalDa
         engine.pull_back(float(config["proximal-mu"]), start)
     state, result = engine.train(client, RoundRequest(cohort, training, [client], start))
     report |= {"steps": result.steps, "seconds": time.perf_counter() - began}
-    reply = messages.packed(state) if PACKED in received else messages.arrays(state)
+    sent = layout.sent(state)
+    reply = messages.packed(sent) if PACKED in received else messages.arrays(sent)
     metrics = MetricRecord({EXAMPLES: result.samples, "loss": result.loss})
     return RecordDict({ARRAYS: reply, METRICS: metrics, **messages.answer(report)})
 
 
+def _with_own_start(experiment: Experiment, file: str) -> Experiment:
+    """The experiment with this node's file of initial weights, if it has one."""
+    if not file:
+        return experiment
+    return experiment.model_copy(update={"model": experiment.model.model_copy(update={"start": file})})
+
+
 def known_task(
-    experiment: Experiment, model: UserModel, train: Samples, test: Samples, public: Samples, classes: int, own: Clients
+    experiment: Experiment,
+    model: UserModel,
+    train: Samples,
+    test: Samples,
+    public: Samples,
+    classes: int,
+    own: Clients,
+    at_node: bool = False,  # to it weights come with messages, all but the frozen ones
 ) -> Task:
     """A task as one machine knows it: its own samples, no cohorts, no label counts and no speeds."""
     transform, public_transform = transforms(experiment, public)
@@ -138,8 +163,13 @@ def known_task(
     objective = objective_of(experiment.model)
     data = FederatedData(train, test, public, objective, classes, own, transform, public_transform, augmented)
     x = data.inputs(2)
-    build = adapted(user_model_factory(model), x)
-    start, size = models.initial(build, experiment.model, experiment.seed, x, data.answer, transform.dtype)
+    build = adapted(model_factory(experiment.model, model, train.shape, data.outputs), x)
+    chosen, seed, dtype = experiment.model, experiment.seed, transform.dtype
+    from_file = chosen.start not in (FRESH, AS_GIVEN)
+    if at_node and from_file and not Layout.from_module(models.fresh(build, seed, "init", dtype)).frozen:
+        chosen = chosen.model_copy(update={"start": FRESH})
+    file = start_file(chosen, search_roots(None))
+    build, start, size = initial(build, chosen, seed, x, data.answer, dtype, file)
     fleet = Fleet(np.ones(experiment.clients), np.ones(experiment.clients))  # not used: real rounds are measured
     hidden = np.full((experiment.cohorts, classes), HIDDEN)
     return Task(experiment, data, build, build, fleet, [], start, size, hidden)

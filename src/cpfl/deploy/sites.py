@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -115,7 +116,7 @@ def collect(
     ends = list(accumulate(site.clients for site in sites))  # clients are numbered from site to site
     cohorts = [list(range(end - site.clients, end)) for end, site in zip(ends, sites, strict=True)]
     counts = label_counts.from_rows([site.label_counts for site in sites], task.data.classes)
-    task = replace(task, cohorts=cohorts, label_counts=counts, start=like.start)
+    task = replace(task.starting_from(like.start, {}), cohorts=cohorts, label_counts=counts)
     folder = _write_folder(path, task, sites)
     folder.log("started", engine=FlowerEngine.name, device=str(device))
     training, settings = time.perf_counter() - began, task.experiment.distillation
@@ -170,7 +171,10 @@ def _site_result(like: Task, content: RecordDict) -> SiteResult | None:
         raise Refused(f"it counts {len(labels)} classes, there are {like.data.classes}")
     if not (0 <= cohort < like.experiment.cohorts and clients >= 1 and lines):
         raise Refused(f"cohort {cohort} with {clients} clients: there are {like.experiment.cohorts} cohorts")
-    return SiteResult(cohort, messages.checked_state(content, like.start), lines, labels or None, clients)
+    model = messages.checked_state(content, like.start)
+    if not all(torch.equal(model[name], value) for name, value in like.layout().frozen.items()):
+        raise Refused("the frozen parameters of its model are not those of the global server's (model.start, seed)")
+    return SiteResult(cohort, model, lines, labels or None, clients)
 
 
 def _write_folder(path: Path, task: Task, sites: Sequence[SiteResult]) -> RunFolder:

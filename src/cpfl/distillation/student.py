@@ -14,7 +14,7 @@ from cpfl.distillation.objective import DistillationLoss
 from cpfl.distillation.views import Views
 from cpfl.errors import CpflError, ModelError, first_line
 from cpfl.models.adapter import size
-from cpfl.models.layout import RunningMean
+from cpfl.models.layout import Layout, RunningMean
 from cpfl.randomness import stream
 from cpfl.settings import Distillation
 from cpfl.task.task import Task
@@ -69,17 +69,18 @@ def train_student(
 
 
 def initial_student(task: Task, ensemble: Ensemble, teachers: TeacherStates, settings: Distillation) -> nn.Module:
-    """A fresh student, or one with the mean of the teachers' weights, on its device."""
+    """A student as cohort models start, or with the mean of the teachers' weights, on its device."""
     student = models.fresh(task.build_student, task.experiment.seed, "student", task.data.transform.dtype)
-    shapes = [
-        {name: value.shape for name, value in module.state_dict().items()} for module in (student, *ensemble.modules)
-    ]
+    frozen = Layout.from_module(student).frozen
+    states = [module.state_dict() for module in (student, *dict.fromkeys(ensemble.modules))]
+    shapes = [{name: value.shape for name, value in state.items()} for state in states]
     matching = all(shape == shapes[0] for shape in shapes)
+    matching = matching and all(state[name].cpu().equal(frozen[name]) for state in states for name in frozen)
     if settings.student_init == "mean" or (settings.student_init == "auto" and matching):
-        mean = RunningMean()
+        mean, names = RunningMean(), shapes[0].keys() - frozen.keys()
         for state in teachers():
-            mean.add(state, 1.0)
-        student.load_state_dict(mean.result())
+            mean.add({name: state[name] for name in names}, 1.0)
+        student.load_state_dict({**frozen, **mean.result()})
     return to_device(student, task, ensemble.precision)
 
 

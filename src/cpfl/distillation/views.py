@@ -13,6 +13,7 @@ from cpfl import models
 from cpfl.data.transform import NOWHERE, PAD, draw_augmentation, draw_mix, paste
 from cpfl.distillation.ensemble import Chunks, Ensemble, Precision, TeacherStates
 from cpfl.engines.base import Engine
+from cpfl.models import State
 from cpfl.models.adapter import Inputs
 from cpfl.objectives.links import fitting_temperature
 from cpfl.randomness import stream
@@ -38,7 +39,9 @@ class Views:
         workers: Engine | None = None,  # an engine whose workers compute the targets, in shards as the paper proposes
     ) -> None:
         self._data, self._seed, self._settings, self._workers = task.data, task.experiment.seed, settings, workers
-        self._shared = workers.share(map(models.to_arrays, teachers())) if workers else []
+        layouts = map(task.layout, ensemble.cohorts)
+        arrays = (models.to_arrays(one.sent(state)) for one, state in zip(layouts, teachers(), strict=True))
+        self._shared = workers.share(arrays) if workers else []
         self._ensemble, self._teachers, self._device = ensemble, teachers, ensemble.precision.device
         self._augment = augmentation(settings, task.experiment.data.augment)
         self._views = labelled_views(settings, task.experiment.data.augment)
@@ -124,13 +127,18 @@ def shard_targets(
     settings: Distillation,
     task: Task,
     device: torch.device,
-    shared: Callable[[], Iterator[Any]],  # the teachers' models as arrays
+    shared: Callable[[], Iterator[Any]],  # the teachers' models as arrays, without what is frozen
     piece: tuple[int, int, int],
 ) -> NDArray[Any]:
     """The targets of a piece of the public set: (view, first sample, last sample); runs on workers."""
     models.choose_arithmetic(task.experiment.precision)
     ensemble = Ensemble(task, cohorts, settings, Precision(device, task.experiment.precision), weights_NC)
-    views = Views(task, ensemble, lambda: map(models.from_arrays, shared()), settings)
+
+    def teachers() -> Iterator[State]:
+        for cohort, arrays in zip(cohorts, shared(), strict=True):
+            yield task.layout(cohort).received(models.from_arrays(arrays))
+
+    views = Views(task, ensemble, teachers, settings)
     return views.targets(*piece).cpu().numpy()
 
 

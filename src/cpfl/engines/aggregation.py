@@ -77,7 +77,8 @@ class RoundAggregator:
             return
         start = self.start if origin is None else {n: v.to(self._device) for n, v in origin.model.items()}
         clipped = self._layout.views(self._server.clip_update(row_P, self._layout.row(start, self._device)))
-        model = {name: clipped[name] if name in clipped else value.clone() for name, value in state.items()}
+        sent = self._layout.sent(state)
+        model = {name: clipped[name] if name in clipped else value.clone() for name, value in sent.items()}
         age = 0 if origin is None else self._request.round - origin.round
         self._updates.append(staleness.Arrived(model, start, age, weight))
 
@@ -94,7 +95,7 @@ class RoundAggregator:
     def result(self) -> tuple[State, AlgorithmState]:
         """The cohort's next model, and what the optimizers remember from now on."""
         if self._updates:
-            merged = staleness.merged(self._request.aggregation, self.start, self._updates)
+            merged = staleness.merged(self._request.aggregation, self._layout.sent(self.start), self._updates)
             self._mean_of_others.add({name: merged[name] for name in self._others}, 1.0)
             mean_P, scale = self.row(merged), 1.0
         else:
@@ -107,6 +108,7 @@ class RoundAggregator:
             rows[CLIENT_STATE_MEAN] = self.mean_client_state_P + self._change_P / self._request.cohort_size
             model_P = self._client.correct_model(model_P, rows[CLIENT_STATE_MEAN])
         found = {**self._layout.state(model_P), **self._mean_of_others.result()}
-        model = {name: found[name].to(value.dtype, copy=True) for name, value in self.start.items()}
+        copied = found.keys() - self._layout.frozen.keys()  # frozen parameters are shared by all models
+        model = {name: found[name].to(value.dtype, copy=name in copied) for name, value in self.start.items()}
         cohort = {name: self._layout.views(row_P) for name, row_P in rows.items()}
         return model, AlgorithmState(cohort, self._client_states)

@@ -117,16 +117,6 @@ def fresh(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> n
         return module.double() if dtype == torch.float64 else module.float()  # unlike to(): complex buffers stay
 
 
-def initial(
-    build: ModelFactory, settings: Model, seed: int, x: Inputs, expected: Answer, dtype: torch.dtype
-) -> tuple[State, int]:
-    """The initial state of a model that fits these inputs, and its size on the network in bytes, as set or counted."""
-    module = fresh(build, seed, "init", dtype)
-    state = state_of(module)
-    check(module, x, expected)
-    return state, settings.bytes or 4 * sum(value.numel() for value in state.values())
-
-
 def check(module: nn.Module, x: Inputs, expected: Answer) -> None:
     """Refuse a model that does not map these inputs to the expected answers, or cannot be trained."""
     for name, value in module.state_dict().items():

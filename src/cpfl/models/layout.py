@@ -76,6 +76,20 @@ class Layout:
         own = self.views(row)
         return {**own, **{name: own[first] for name, first in self.ties.items()}, **self.frozen, **self.buffers}
 
+    def sent(self, state: State) -> State:
+        """What travels of a model: its trained parameters and its buffers, each parameter once."""
+        return {name: value for name, value in state.items() if name not in self.frozen and name not in self.ties}
+
+    def received(self, sent: State) -> State:
+        """The whole model again where `sent` arrives."""
+        return {**sent, **{name: sent[first] for name, first in self.ties.items()}, **self.frozen}
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of what travels in single precision."""
+        others = [value.float() if value.is_floating_point() else value for value in self.buffers.values()]
+        return 4 * self.size + sum(value.nbytes for value in others)
+
 
 class RunningMean:
     """A weighted mean, streamed: memory does not grow with the number of models."""

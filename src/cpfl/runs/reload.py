@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cpfl.data.given import Given
-from cpfl.errors import ModelError, RunFolderError, SettingError
+from cpfl.errors import ModelError, RunFolderError, SettingError, quoted
 from cpfl.models import State
+from cpfl.models.start import FRESH
 from cpfl.presets.published import published
 from cpfl.privacy import label_counts
 from cpfl.runs import files
@@ -93,13 +94,17 @@ def reload_task(
 
 def restored(task: Task, folder: RunFolder) -> Task:
     """The task with the initial models that a run started with, and the label counts that its clients reported."""
-    own = {
-        cohort: replace(one, start=_stored(folder, folder.own_start(cohort), one.start))
-        for cohort, one in task.cohort_models.items()
-    }
-    task, rows = replace(task, cohort_models=own), folder.about()["label_counts"]
+    about, chosen = folder.about(), task.experiment.model.start
+    if chosen != FRESH and about["start"].get("start") != files.tensors_checksum(task.start):
+        raise RunFolderError(
+            f"the weights of model.start = {quoted(chosen)} are not those that {folder.path} started with: "
+            "checksums differ"
+        )
+    start = _stored(folder, folder.model("start"), task.start)
+    others = {n: _stored(folder, folder.own_start(n), one.start) for n, one in task.cohort_models.items()}
+    rows = about["label_counts"]
     counts = label_counts.from_rows(rows, task.data.classes) if rows else task.label_counts
-    return replace(task, start=_stored(folder, folder.model("start"), task.start), label_counts=counts)
+    return replace(task.starting_from(start, others), label_counts=counts)
 
 
 def _stored(folder: RunFolder, path: Path, start: State) -> State:

@@ -60,7 +60,8 @@ class Distillation(Section):
     lr_schedule: Literal["one-cycle", "constant"] = "one-cycle"
     """one-cycle: lr rises for a fifth of the steps and then falls along a cosine."""
     student_init: Literal["auto", "mean", "fresh"] = "auto"
-    """The student's first weights: fresh, or the mean of the teachers'; auto: their mean where the models match."""
+    """The student's first weights: fresh (or those of model.start, if it names some), or the mean of the teachers';
+    auto: their mean where the models match."""
     student: str = ""
     """Another model than the cohorts' for the student; empty: the same."""
     at: str = ""

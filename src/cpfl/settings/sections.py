@@ -112,10 +112,13 @@ class Model(Section):
     objective_args: Args = Field(default_factory=dict)
     """Arguments of the objective: per-position takes ignore, the label of positions that do not count (-100), and
     multi-label metric, accuracy or f1."""
+    start: str = "fresh"
+    """The weights that training starts from: fresh (drawn by the seed), given (those of the model object given in
+    Python), or a safetensors file with all weights: a path, or a file in a data folder."""
     bytes: Annotated[int, Field(ge=0, le=10**15), NoBool] = 0
-    """Size on the network in bytes; 0: four bytes a parameter."""
+    """Size on the network in bytes; 0: four bytes for each trained parameter and each number of a buffer."""
     by_cohort: dict[str, str] = Field(default_factory=dict)
-    """Cohorts that train another model, with its defaults: {"0" = "gn-lenet"}."""
+    """Cohorts that train another model, with its defaults and fresh weights: {"0" = "gn-lenet"}."""
 
 
 class Assignment(Section):

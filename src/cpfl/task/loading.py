@@ -13,6 +13,7 @@ from cpfl.data.given import Given, as_samples, named_labels
 from cpfl.data.sources import search_roots
 from cpfl.errors import CpflError, DataError, SettingError
 from cpfl.federation import local_training, optimizers
+from cpfl.models.start import AS_GIVEN, FRESH
 from cpfl.privacy import label_counts
 from cpfl.settings import GIVEN, Experiment, effects, experiment_file
 from cpfl.task.task import Task, UserModel, build_task
@@ -119,6 +120,8 @@ def absolute(experiment: Experiment) -> Experiment:
         args = {**args, "file": resolved(args["file"])}
     assignment = experiment.assignment.model_copy(update={"rule_args": args})
     paths = section("data", "train", "public") | section("devices", "trace", "availability")
+    if experiment.model.start not in (FRESH, AS_GIVEN):
+        paths |= section("model", "start")
     return experiment.model_copy(update={**paths, "assignment": assignment})
 
 

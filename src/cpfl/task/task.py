@@ -2,7 +2,8 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,13 +19,16 @@ from cpfl.data.given import Given
 from cpfl.devices.availability import availability
 from cpfl.devices.fleet import Fleet
 from cpfl.devices.fleet import fleet as fleet_of
-from cpfl.errors import ModelError, SettingError
+from cpfl.errors import ModelError, SettingError, quoted
 from cpfl.federation.session import Session
 from cpfl.models import ModelFactory, State, batch_norm
 from cpfl.models.adapter import adapted
+from cpfl.models.layout import Layout
+from cpfl.models.start import AS_GIVEN, FRESH, initial, with_frozen_of
 from cpfl.privacy.label_counts import cohort_counts
 from cpfl.settings import Distillation, Experiment, Federation, Model, Stopping
 from cpfl.task.population import Population, assign_cohorts, memory_mapped
+from cpfl.user_files import expanded
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Task:
     model_bytes: int
     label_counts: NDArray[np.int64]  # by cohort and class, (N, C); a row of HIDDEN: not reported
     cohort_models: dict[int, CohortModel] = field(default_factory=dict)  # of cohorts that train another model
+    _layouts: dict[int, Layout] = field(default_factory=dict, init=False, compare=False)  # by the first such cohort
 
     def for_cohort(self, cohort: int) -> "Task":
         """The task with the model that a cohort trains."""
@@ -57,6 +62,27 @@ class Task:
         if own is None:
             return self
         return replace(self, build=own.build, start=own.start, model_bytes=own.model_bytes, cohort_models={})
+
+    def layout(self, cohort: int = 0) -> Layout:
+        """What of a cohort's model is trained and what is frozen; made once for each model."""
+        build = self.for_cohort(cohort).build
+        key = next((one for one, own in self.cohort_models.items() if own.build is build), -1)
+        if key not in self._layouts:
+            module = models.fresh(build, self.experiment.seed, "init", self.data.transform.dtype)
+            self._layouts[key] = Layout.from_module(module)
+        return self._layouts[key]
+
+    def starting_from(self, start: State, others: Mapping[int, State]) -> "Task":
+        """The same task with other initial models, those of some cohorts by number; frozen parameters are theirs."""
+        seed, dtype = self.experiment.seed, self.data.transform.dtype
+        build = with_frozen_of(self.build, start, seed, dtype)
+        own, built = dict[int, CohortModel](), {id(self.build): build}
+        for cohort, one in self.cohort_models.items():
+            if id(one.build) not in built:
+                built[id(one.build)] = with_frozen_of(one.build, others[cohort], seed, dtype)
+            own[cohort] = replace(one, build=built[id(one.build)], start=others[cohort])
+        student = built.get(id(self.build_student), self.build_student)
+        return replace(self, build=build, build_student=student, start=start, cohort_models=own)
 
     def session(self, cohort: int, kind: type[Session] = Session) -> Session:
         """A new session of a cohort."""
@@ -92,10 +118,9 @@ def build_task(
     check_views(data, experiment.distillation)
     shape, outputs, seed, expected = data.train.shape, data.outputs, experiment.seed, data.answer
     x = data.inputs(2)
-    named = models.factory(experiment.model, shape, outputs) if model is None else user_model_factory(model)
-    build = adapted(named, x)
+    named, file = model_factory(experiment.model, model, shape, outputs), start_file(experiment.model, roots)
     dtype = data.transform.dtype
-    start, size = models.initial(build, experiment.model, seed, x, expected, dtype)
+    build, start, size = initial(adapted(named, x), experiment.model, seed, x, expected, dtype, file)
     build_student = build
     if other := experiment.distillation.student:
         build_student = adapted(models.factory(Model(name=other), shape, outputs, "distillation.student"), x)
@@ -109,7 +134,7 @@ def build_task(
         if name not in made:
             settings = models.named(experiment.model, name)
             own = adapted(models.factory(settings, shape, outputs, f"model.by_cohort.{cohort}"), x)
-            made[name] = CohortModel(own, *models.initial(own, settings, seed, x, expected, dtype))
+            made[name] = CohortModel(*initial(own, settings, seed, x, expected, dtype, start_file(settings, roots)))
     builds = [build, *(one.build for one in made.values())]
     check_batch_stats(experiment.federation, [models.fresh(one, seed, "init", dtype) for one in builds])
     others = {int(cohort): made[name] for cohort, name in experiment.model.by_cohort.items()}
@@ -157,8 +182,37 @@ def check_batch_stats(settings: Federation, modules: Sequence[nn.Module]) -> Non
         raise SettingError(f"{key} has no effect here: it needs a model with BatchNorm layers")
 
 
-def user_model_factory(model: UserModel) -> ModelFactory:
-    """A factory from what the user gave: a class or function that builds a model, or a model to copy afresh."""
+def model_factory(settings: Model, model: UserModel | None, shape: tuple[int, ...], classes: int) -> ModelFactory:
+    """What builds the model that is given, or else the one that the settings name."""
+    if settings.start == AS_GIVEN and not isinstance(model, nn.Module):
+        raise SettingError(
+            'model.start = "given" needs a model object, given in Python: model=<an nn.Module>; a class or a function '
+            "builds its weights itself"
+        )
+    if model is None:
+        return models.factory(settings, shape, classes)
+    return user_model_factory(model, settings.start == AS_GIVEN)
+
+
+def start_file(settings: Model, roots: Sequence[Path]) -> Path | None:
+    """The file that model.start names: a path, or a file below a data root."""
+    if settings.start in (FRESH, AS_GIVEN):
+        return None
+    candidates = [expanded(Path(settings.start), "model.start"), *(root / settings.start for root in roots)]
+    for path in candidates:
+        if os.path.isfile(path):  # Path.is_file raises an error for a name that is too long
+            return path
+    raise SettingError(
+        f"model.start = {quoted(settings.start)} is no file, nor one in a data folder; allowed: fresh, given, or a "
+        "safetensors file"
+    )
+
+
+def user_model_factory(model: UserModel, keeps: bool = False) -> ModelFactory:
+    """A factory from what the user gave: a class or function that builds a model, or a model to copy afresh.
+
+    `keeps`: copies of the model keep its weights.
+    """
     if not isinstance(model, nn.Module):
         if not callable(model):
             raise ModelError(f"model takes an nn.Module, a class or a function that builds one, not {model!r}")
@@ -166,7 +220,7 @@ def user_model_factory(model: UserModel) -> ModelFactory:
 
     def rebuild() -> nn.Module:
         module = copy.deepcopy(model)
-        for part in module.modules():  # fresh weights, not the given ones; frozen parameters stay
+        for part in () if keeps else module.modules():  # fresh weights, not the given ones; frozen parameters stay
             reset = getattr(part, "reset_parameters", None)
             if callable(reset) and all(value.requires_grad for value in part.parameters()):
                 reset()

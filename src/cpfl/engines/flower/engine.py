@@ -21,7 +21,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from cpfl import models
 from cpfl.engines.aggregation import RoundAggregator
 from cpfl.engines.base import Engine, OnRound
 from cpfl.engines.flower import messages
@@ -50,7 +49,7 @@ TrainMessages = Mapping[int, tuple[ArrayRecord, Mapping[str, Any]]]
 class Trained:
     """A participant's model and report, both checked."""
 
-    model: State
+    model: State  # as it was sent, without frozen parameters
     result: ClientResult
     message: Message
 
@@ -63,12 +62,11 @@ class SessionAlgorithm:
         self.state = session.algorithm_state  # after the last round
         self._server = optimizers.server_optimizer(task.experiment.federation)
         self.min_results = self._server.min_results  # with fewer there is no next model, and the round is repeated
-        module = models.fresh(task.build, task.experiment.seed, "init", task.data.transform.dtype)
-        self._layout = Layout.from_module(module)
+        self._layout = task.layout()
 
     def open(self, number: int, model: State, available: Mapping[int, int]) -> TrainMessages:
         """All selected clients, also unavailable ones: the round's record names them."""
-        return dict.fromkeys(self._session.participants(number), (messages.packed(model), {}))
+        return dict.fromkeys(self._session.participants(number), (messages.packed(self._layout.sent(model)), {}))
 
     def close(self, number: int, model: State, answers: list[Trained]) -> State:
         """Weights are the sizes that clients enrolled with, not what they claim now."""
@@ -100,8 +98,8 @@ class StrategyAlgorithm:
     min_results = 1
     state = AlgorithmState()  # a Strategy keeps its own
 
-    def __init__(self, strategy: Strategy, session: Session, registry: ClientRegistry) -> None:
-        self._strategy, self._session, self._registry = strategy, session, registry
+    def __init__(self, strategy: Strategy, session: Session, layout: Layout, registry: ClientRegistry) -> None:
+        self._strategy, self._session, self._layout, self._registry = strategy, session, layout, registry
         self._name = type(strategy).__name__
 
     def open(self, number: int, model: State, available: Mapping[int, int]) -> TrainMessages:
@@ -115,7 +113,8 @@ class StrategyAlgorithm:
         grid = cast(Grid, CohortGrid(self._registry.loop.grid, available.values()))
         clients, selected = {node: client for client, node in available.items()}, {}
         # A new config for every round: strategies write into it.
-        for message in self._strategy.configure_train(number, messages.arrays(model), ConfigRecord({}), grid):
+        sent = messages.arrays(self._layout.sent(model))
+        for message in self._strategy.configure_train(number, sent, ConfigRecord({}), grid):
             arrays, *_ = message.content.array_records.values()
             config: Mapping[str, Any] = next(iter(message.content.config_records.values()), {})
             selected[clients[message.metadata.dst_node_id]] = arrays, config
@@ -127,11 +126,12 @@ class StrategyAlgorithm:
         if aggregate is None:
             return None
         found = messages.state(aggregate)
-        following = {name: found[name].to(value.dtype).reshape(value.shape) for name, value in model.items()}
+        sent = self._layout.sent(model)
+        following = {name: found[name].to(value.dtype).reshape(value.shape) for name, value in sent.items()}
         if not all(torch.isfinite(value).all() for value in following.values()):
             self._registry.notify(f"{self._name} made a model with numbers that are not finite: it is not used")
             return None
-        return following
+        return self._layout.received(following)
 
 
 CohortAlgorithm = SessionAlgorithm | StrategyAlgorithm
@@ -147,7 +147,8 @@ class FlowerEngine(Engine):
     ) -> None:
         """Nodes have `round_seconds` to answer; after `tries` rounds without answers a cohort has stalled."""
         self._task, self._registry, self._seconds, self._tries = task, registry, round_seconds, tries
-        self._strategy = strategy
+        self._strategy, self._layout = strategy, task.layout()
+        self._frozen = messages.frozen_checksum(self._layout)
 
     def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """All cohorts at once, without a barrier between them."""
@@ -159,7 +160,7 @@ class FlowerEngine(Engine):
         if self._strategy is None:
             algorithm = SessionAlgorithm(session, self._task, self._registry)
         else:
-            algorithm = StrategyAlgorithm(self._strategy(session.cohort), session, self._registry)
+            algorithm = StrategyAlgorithm(self._strategy(session.cohort), session, self._layout, self._registry)
         clock = self._registry.loop.clock
         began = clock.now()
         trained: RoundResult | None = None  # the last round, until it is evaluated
@@ -196,12 +197,13 @@ class FlowerEngine(Engine):
         available = {client: self._registry.enrolled[client].node for client, why in reasons.items() if not why}
         selected = algorithm.open(number, model, available)
         evaluators = {result.client for result in trained.results} if trained else set()
-        plain, contents = (messages.packed(model), dict[str, Any]()), {}
+        plain, contents = (messages.packed(self._layout.sent(model)), dict[str, Any]()), {}
         for client in sorted(available.keys() & (selected.keys() | evaluators)):
             arrays, config = selected.get(client, plain)
             own = {
                 **messages.context(self._task.experiment, self._task.data.classes, client),
                 "cpfl.cohort": session.cohort,
+                "cpfl.frozen": self._frozen,
                 "cpfl.train": number * (client in selected),
                 "cpfl.evaluate": (number - 1) * (client in evaluators),
             }
@@ -213,11 +215,11 @@ class FlowerEngine(Engine):
         self, algorithm: CohortAlgorithm, number: int, like: State, answers: dict[int, Answer], excluded: dict[int, str]
     ) -> RoundResult | None:
         """The round from its valid answers, without an evaluation; None: there are too few."""
-        valid: list[Trained] = []
+        valid, sent = list[Trained](), self._layout.sent(like)
         for client, answer in sorted(answers.items()):
             try:
                 enrolled, federation = self._registry.enrolled[client], self._task.experiment.federation
-                valid.append(answer.read(partial(_trained, answer, enrolled, like, federation)))
+                valid.append(answer.read(partial(_trained, answer, enrolled, sent, federation)))
             except Refused as why:
                 excluded[client] = str(why)
         model = algorithm.close(number, like, valid) if len(valid) >= algorithm.min_results else None

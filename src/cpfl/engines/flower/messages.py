@@ -7,11 +7,14 @@ reveal  →  the members that sent counts              ←  shares
 counts  →  nothing                                   ←  label counts of a node that agreed to send them alone
 train   →  arrays, config                            ←  arrays, metrics, report
 
-A train message and its reply are those of a Flower Strategy: one ArrayRecord, one MetricRecord with num-examples.
+A train message and its reply are those of a Flower Strategy: one ArrayRecord, one MetricRecord with num-examples. The
+arrays are a model's trained parameters and buffers: frozen parameters are the node's own, and "cpfl.frozen" is their
+checksum at the server.
 Its config says what to do with the model. "cpfl.train" is the round to train in; 0: do not train. "cpfl.evaluate" is
 the round that made the model, which the node evaluates; 0: do not evaluate.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +24,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from cpfl.models import State
+from cpfl.models.layout import Layout
 from cpfl.settings import Experiment
 
 ENROL, SHARES, MASKED, REVEAL, COUNTS = (f"query.{name}" for name in ("enrol", "shares", "masked", "reveal", "counts"))
@@ -61,6 +65,15 @@ def state(record: ArrayRecord) -> State:
     if PACKED in record:
         return dict(safetensors.torch.load(record[PACKED].numpy().tobytes()))
     return dict(record.to_torch_state_dict())
+
+
+def frozen_checksum(layout: Layout) -> str:
+    """Of the parameters that are not trained, which do not travel; empty: there are none."""
+    digest = hashlib.sha256()
+    for name, value in sorted(layout.frozen.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest() if layout.frozen else ""
 
 
 def checked_state(content: RecordDict, like: State) -> State:

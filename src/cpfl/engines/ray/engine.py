@@ -169,7 +169,9 @@ class CohortScheduler:
         for worker, cohorts in zip(free, shares, strict=True):
             if cohorts:
                 worker.cohorts.update(cohorts)
-                worker.actor.assign.remote([SessionState.from_session(self._active[cohort]) for cohort in cohorts])
+                layout = self._engine.task.layout
+                states = [SessionState.from_session(self._active[cohort], layout(cohort)) for cohort in cohorts]
+                worker.actor.assign.remote(states)
         self._unassigned.clear()
 
     def _handle(self, worker: WorkerHandle, message: Message) -> None:
@@ -186,7 +188,7 @@ class CohortScheduler:
             self._unassigned.add(cohort)
             self._engine.moved += 1
         else:
-            session, result = self._active[cohort], message.result()
+            session, result = self._active[cohort], message.result(self._engine.task.layout(cohort))
             self._deaths[cohort] = 0
             worker.trained.append((time.monotonic(), sum(one.samples for one in result.results)))
             self._on_round(session, session.close_round(result))

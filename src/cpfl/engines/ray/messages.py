@@ -1,6 +1,7 @@
 """A cohort's session on a worker: its state on the way there, its closed rounds on the way back.
 
-Models travel as numpy arrays. The driver's session closes every round again from the message about it.
+Models travel as numpy arrays, without frozen parameters: driver and workers have those with the task. The driver's
+session closes every round again from the message about it.
 """
 
 import functools
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from cpfl.federation.messages import AlgorithmState
 from cpfl.federation.session import ClosedRound, RoundResult, Session
 from cpfl.models import State, from_arrays, to_arrays
+from cpfl.models.layout import Layout
 
 Arrays = dict[str, NDArray[Any]]
 PAUSED = "paused until new cohorts join"  # why a replica stopped, beside the reasons of any session
@@ -29,14 +31,19 @@ class SessionState:
     numbers: dict[str, Any]
 
     @classmethod
-    def from_session(cls, session: Session) -> "SessionState":
+    def from_session(cls, session: Session, layout: Layout) -> "SessionState":
         """The state as it is now."""
         states, numbers = session.state()
-        return cls(session.cohort, {kind: to_arrays(state) for kind, state in states.items()}, numbers)
+        own = AlgorithmState.from_states(states).states().keys()  # no whole models
+        sent = {kind: state if kind in own else layout.sent(state) for kind, state in states.items()}
+        return cls(session.cohort, {kind: to_arrays(state) for kind, state in sent.items()}, numbers)
 
-    def restore(self, session: Session) -> None:
+    def restore(self, session: Session, layout: Layout) -> None:
         """Bring a new session to this state."""
-        session.restore({kind: from_arrays(state) for kind, state in self.states.items()}, self.numbers)
+        states = {kind: from_arrays(state) for kind, state in self.states.items()}
+        own = AlgorithmState.from_states(states).states().keys()
+        whole = {kind: state if kind in own else layout.received(state) for kind, state in states.items()}
+        session.restore(whole, self.numbers)
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,16 @@ class RoundDone:
     arrays: RoundResult  # with numpy arrays instead of tensors
 
     @classmethod
-    def from_result(cls, cohort: int, result: RoundResult, complete: bool = False) -> "RoundDone":
+    def from_result(cls, cohort: int, result: RoundResult, layout: Layout, complete: bool = False) -> "RoundDone":
         """`complete`: the device has finished the cohort's model and state, whatever is queued behind them. Engines
         copy the clients' states before they hand them out; those are fetched in the order of the queue."""
-        return cls(cohort, _converted(result, copy_beside if complete else to_arrays, to_arrays))
+        sent = replace(result, model=layout.sent(result.model))
+        return cls(cohort, _converted(sent, copy_beside if complete else to_arrays, to_arrays))
 
-    def result(self) -> RoundResult:
+    def result(self, layout: Layout) -> RoundResult:
         """The result as the worker's engine had it."""
-        return _converted(self.arrays, from_arrays, from_arrays)
+        sent = _converted(self.arrays, from_arrays, from_arrays)
+        return replace(sent, model=layout.received(sent.model))
 
 
 @dataclass(frozen=True)
@@ -79,13 +88,14 @@ class Replica(Session):
     """A worker's copy of a session: sends every closed round to the driver and can be stopped between two rounds."""
 
     send: Callable[[Message], None]
+    layout: Layout
     complete = False  # the engine reports models only after the device has finished them
     request = ""  # PAUSED or MOVED: stop after the open round
 
     def close_round(self, outcome: RoundResult) -> ClosedRound:
         """Send the round to the driver, and stop if that was requested."""
         closed = super().close_round(outcome)
-        self.send(RoundDone.from_result(self.cohort, outcome, self.complete))
+        self.send(RoundDone.from_result(self.cohort, outcome, self.layout, self.complete))
         if not self.idle:
             self._follow_request()
         return closed

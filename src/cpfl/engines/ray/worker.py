@@ -30,6 +30,7 @@ from cpfl.engines.ray.cluster import limit_to_share
 from cpfl.engines.ray.messages import MOVED, PAUSED, Message, Released, Replica, SessionState, WorkerFailure
 from cpfl.engines.workers.pool import keep_memory
 from cpfl.errors import ClusterError, CpflError, DataError, SettingError
+from cpfl.models.start import FRESH
 from cpfl.settings import GIVEN
 from cpfl.task.population import Population
 from cpfl.task.task import Task, build_task
@@ -156,7 +157,8 @@ class Worker:
                 replica = self._task.session(state.cohort, Replica)
                 assert isinstance(replica, Replica)
                 replica.send, replica.complete = self._messages.put, self._complete
-                state.restore(replica)
+                replica.layout = self._task.layout(state.cohort)
+                state.restore(replica, replica.layout)
                 active.append(replica)
             self._new, self._sessions = [], {session.cohort: session for session in active}
             return active
@@ -167,6 +169,8 @@ def portable(task: Task, folder: str) -> Task | Callable[[], Task]:
     if not folder:
         return task
     experiment, start, fingerprint = task.experiment, task.start, task.fingerprint()
+    # Initial models come from the driver: no node needs the file of model.start.
+    fresh = experiment.model_copy(update={"model": experiment.model.model_copy(update={"start": FRESH})})
     named = {"model": experiment.model.name, "train": experiment.data.train, "public": experiment.data.public}
     for key, name in named.items():
         if name == GIVEN:
@@ -175,11 +179,10 @@ def portable(task: Task, folder: str) -> Task | Callable[[], Task]:
     population = Population(task.data.clients, task.fleet, task.cohorts, task.label_counts)
 
     def rebuild() -> Task:  # Ray sends it with the variables that it uses, which do not include the task
-        found = build_task(experiment, search_roots(Path(folder)), Given(), population=population)
+        found = build_task(fresh, search_roots(Path(folder)), Given(), population=population)
         for name, digest in found.fingerprint().items():
             if digest != fingerprint[name]:
                 raise DataError(f"the {name} data in node_data = {folder} are not the driver's: checksums differ")
-        own = {cohort: replace(one, start=starts[cohort]) for cohort, one in found.cohort_models.items()}
-        return replace(found, start=start, cohort_models=own)
+        return replace(found.starting_from(start, starts), experiment=experiment)
 
     return rebuild

@@ -118,7 +118,7 @@ class Round:
             first = self._order.pop(0)
             model, origin = self._early.pop(first), request.origins.get(first)
             params_P = model.parameters_P if self._mean else None
-            self._aggregator.keep_local(first, model.tensors)
+            self._aggregator.keep_local(first, model.layout.received(model.tensors))
             self._aggregator.add(model.tensors, self._sizes[first], self._steps[first], origin, params_P)
             if len(model.state_P):
                 before_P = self._aggregator.row(self._aggregator.client_state(first))

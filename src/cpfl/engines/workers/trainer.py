@@ -40,16 +40,16 @@ class Job:
 
 @dataclass
 class ModelRow:
-    """One model: its trained parameters as a row, and its other tensors."""
+    """One model: its trained parameters as a row, and its buffers; frozen parameters are the module's own."""
 
     layout: Layout
     parameters_P: Tensor
-    others: State  # buffers, second names and frozen parameters
+    others: State  # buffers
     state_P: Tensor  # of the client optimizer: a client's, or the mean of a cohort's; empty if it has none
 
     @cached_property
     def tensors(self) -> State:
-        """The model's tensors, sharing its memory."""
+        """What differs from model to model, sharing its memory."""
         return self.layout.views(self.parameters_P) | self.others
 
     def write(self, state: State) -> None:
@@ -132,7 +132,7 @@ class Trainer(ClientTrainer):
 
     def _load(self, model: ModelRow) -> None:
         if model.others:
-            self.module.load_state_dict(model.tensors)
+            self.module.load_state_dict(model.tensors, strict=False)  # without frozen parameters and second names
         else:
             self._row.parameters_P.copy_(model.parameters_P)
 
@@ -142,7 +142,7 @@ def model_rows(task: Task, layout: Layout, count: int) -> list[ModelRow]:
     dtype, optimizer = task.data.transform.dtype, optimizers.client_optimizer(task.experiment.federation)
     others = {
         name: layout.view(shared(count, value.numel(), value.dtype), value.shape)
-        for name, value in task.start.items()
+        for name, value in layout.sent(task.start).items()
         if name not in layout.shapes
     }
     parameters = shared(count, layout.size, dtype)
@@ -174,6 +174,6 @@ def worker_layout(task: Task) -> Layout:
 
 
 def bind(module: nn.Module, row: ModelRow) -> None:
-    """Make a module's parameters those of a row."""
-    for name, value in module.named_parameters():
+    """Make a module's trained parameters those of a row."""
+    for name, value in models.trained(module).items():
         value.data = row.tensors[name]
