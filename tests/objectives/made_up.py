@@ -52,11 +52,25 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def trained(name: str, out: Path, engine: str = "reference", own: str = "", **settings: Any) -> cpfl.Run:
-    """A run of a task; `own` is another objective than that of its name."""
+def given(name: str) -> dict[str, Any]:
+    """A task's model and data, as arguments."""
     task = TASKS[name]
+    return {
+        "model": task.model, "train": (task.x[TRAIN], task.y[TRAIN]), "test": (task.x[TEST], task.y[TEST]),
+        "public": task.x[PUBLIC],
+    }  # fmt: skip
+
+
+def trained(
+    name: str,
+    out: Path,
+    engine: str = "reference",
+    own: str = "",
+    callback: cpfl.Callback | None = None,
+    **settings: Any,
+) -> cpfl.Run:
+    """A run of a task; `own` is another objective than that of its name."""
     return cpfl.run(
-        cpfl.Experiment(), model=task.model, train=(task.x[TRAIN], task.y[TRAIN]), test=(task.x[TEST], task.y[TEST]),
-        public=task.x[PUBLIC], out=out, engine=engine, device="cpu",
+        cpfl.Experiment(), **given(name), out=out, engine=engine, device="cpu", callback=callback,
         settings={**SETTINGS, "model.objective": own or name, **settings},
     )  # fmt: skip

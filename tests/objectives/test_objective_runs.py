@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.objectives.made_up import PUBLIC, SETTINGS, TASKS, TEST, TRAIN, trained
+from tests.objectives.made_up import PUBLIC, SETTINGS, TASKS, TEST, TRAIN, given, trained
 from torch import nn
 from torch.nn import functional
 
@@ -279,14 +279,22 @@ def test_texts_are_yes_and_no_but_no_numbers(tmp_path: Path) -> None:
         )
 
 
+class Interrupt(cpfl.Callback):
+    """Ctrl-C after the first round."""
+
+    def on_round(self, session: Any, closed: Any) -> bool:
+        raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_a_run_is_resumed_distilled_again_and_exported(name: str, tmp_path: Path) -> None:
-    task, run = TASKS[name], trained(name, tmp_path / "run")
-    arrays: dict[str, Any] = {
-        "train": (task.x[TRAIN], task.y[TRAIN]), "test": (task.x[TEST], task.y[TEST]), "public": task.x[PUBLIC],
-        "model": task.model,
-    }  # fmt: skip
-    again = cpfl.distill(run.path, weights="uniform", device="cpu", **arrays)
+    task, whole = TASKS[name], trained(name, tmp_path / "whole", checkpoint_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        trained(name, tmp_path / "run", callback=Interrupt(), checkpoint_seconds=0)
+    run = cpfl.resume(tmp_path / "run", device="cpu", **given(name))
+    assert run.rounds == whole.rounds
+    assert all(torch.equal(run.model[key], value) for key, value in whole.model.items())
+    again = cpfl.distill(run.path, weights="uniform", device="cpu", **given(name))
     assert again["metric"] == TASKS[name].metric
     cpfl.export(run.path, tmp_path / "export", model=task.model, onnx=False)
     facts = json.loads((tmp_path / "export" / "model.json").read_text())
