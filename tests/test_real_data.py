@@ -14,6 +14,8 @@ from tests.pages import noted
 
 from cpfl.data import federated
 from cpfl.data.given import Given
+from cpfl.data.natural import heart
+from cpfl.data.samples import shared_images
 from cpfl.devices import availability
 from cpfl.devices.fleet import fleet, read_trace
 from cpfl.settings.experiment_file import load, with_settings
@@ -118,3 +120,26 @@ def test_availability_equals_that_of_fedscale() -> None:
                 later = begins[begins > now]
                 wait = later[0] - now if len(later) else row["finish_time"] - now + begins[0]
                 assert schedule.next_available(moment) == pytest.approx(moment + wait)
+
+
+def natural(name: str) -> federated.FederatedData:
+    """The data of a preset, whose three sets share no sample."""
+    data = federated.load(load(name), [DATA], Given())
+    assert shared_images({"train": data.train, "test": data.test, "public": data.public}) == []
+    assert data.public.y is None
+    assert len(data.clients) == load(name).clients
+    owner = data.train.columns[load(name).data.column]
+    for client in data.clients:
+        assert len(np.unique(owner[np.concatenate([client.training, client.validation])])) == 1
+    return data
+
+
+def test_heart_by_hospital() -> None:
+    data = natural("heart")
+    assert (len(data.train), len(data.test), len(data.public)) == (461, 231, 226)
+    for place, name in enumerate(data.train.names):
+        if name in heart.NUMBERS:  # standardized by what the training patients have
+            held = data.train.x[:, place]
+            np.testing.assert_allclose([held[held != 0].mean(), held[held != 0].std()], [0, 1], atol=5e-3)
+    shares = [np.bincount(data.test.y[data.test.columns["hospital"] == one]) for one in heart.HOSPITALS]
+    assert [share.tolist() for share in shares] == [[41, 35], [47, 27], [2, 29], [13, 37]]
