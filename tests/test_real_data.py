@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from tests.pages import noted
 
+import cpfl
 from cpfl.data import federated
 from cpfl.data.given import Given
 from cpfl.data.natural import heart
@@ -141,5 +143,33 @@ def test_heart_by_hospital() -> None:
         if name in heart.NUMBERS:  # standardized by what the training patients have
             held = data.train.x[:, place]
             np.testing.assert_allclose([held[held != 0].mean(), held[held != 0].std()], [0, 1], atol=5e-3)
+    assert data.test.y is not None
     shares = [np.bincount(data.test.y[data.test.columns["hospital"] == one]) for one in heart.HOSPITALS]
     assert [share.tolist() for share in shares] == [[41, 35], [47, 27], [2, 29], [13, 37]]
+
+
+def test_har_by_person() -> None:
+    data = natural("har")
+    assert data.test.y is not None
+    assert np.bincount(data.test.y).tolist() == [496, 471, 420, 491, 532, 537]  # as UCI's own test part
+    assert (len(data.train), len(data.public)) == (5667, 1685)
+    assert not {*data.train.columns["subject"].tolist()} & {*data.test.columns["subject"].tolist()}
+    means, deviations = data.train.x.mean((0, 2)), data.train.x.std((0, 2))
+    np.testing.assert_allclose(means, data.transform.mean, atol=2e-3)
+    np.testing.assert_allclose(deviations, data.transform.std, atol=2e-3)
+
+
+def test_shakespeare_by_role() -> None:
+    data = natural("shakespeare")
+    assert (len(data.train), len(data.test), len(data.public)) == (8000, 2000, 2000)
+    assert data.inputs(2).dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", ["har", "heart", "shakespeare"])
+def test_a_natural_preset_runs(name: str, tmp_path: Path) -> None:
+    settings = {"max_rounds": 1, "data.train_limit": 0, "data.public_limit": 40, "distillation.epochs": 1}
+    if name != "heart":
+        settings |= {"federation.local_steps": 1, "federation.participants": 2}
+    run = cpfl.run(name, data=DATA, out=tmp_path / "run", settings=settings, device="cpu", engine="reference")
+    assert run.summary["rounds"] == run.summary["cohorts"]
+    assert 0 < run.summary["student_accuracy"] < 100

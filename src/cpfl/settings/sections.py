@@ -105,7 +105,7 @@ class Model(Section):
     """The model that clients train."""
 
     name: str = "mlp"
-    """gn-lenet, femnist-cnn, mlp, or a class of yours as "module:Class"."""
+    """gn-lenet, femnist-cnn, mlp, signal-cnn, char-lstm, or a class of yours as "module:Class"."""
     args: Args = Field(default_factory=dict)
     """Keyword arguments of that class."""
     objective: Annotated[str, AfterValidator(OBJECTIVES.check)] = "classification"

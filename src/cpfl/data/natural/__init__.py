@@ -7,7 +7,7 @@ set with the column that says whose a sample is, a test set, and a public set of
 from pathlib import Path
 from typing import Protocol
 
-from cpfl.data.natural import heart
+from cpfl.data.natural import har, heart, shakespeare
 from cpfl.data.samples import Samples
 
 SPLITS = ("train", "test", "public")
@@ -23,7 +23,7 @@ class Reader(Protocol):
         """One split; None where there is no such split."""
 
 
-READERS: dict[str, Reader] = {"heart": heart}
+READERS: dict[str, Reader] = {"har": har, "heart": heart, "shakespeare": shakespeare}
 
 
 def recognise(folder: Path) -> str | None:
