@@ -93,6 +93,13 @@ def test_names_of_the_label_column(tmp_path: Path, name: str) -> None:
             loaded(path)
 
 
+def test_truth_values_are_numbers(tmp_path: Path) -> None:
+    found = loaded(write(tmp_path / "t.parquet", {"smokes": [True, False], "age": [30, 40], "label": [True, False]}))
+    assert found.x.tolist() == [[1, 30], [0, 40]]
+    assert found.y is not None
+    assert found.y.tolist() == [1, 0]
+
+
 def test_two_columns_that_may_be_the_label(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", {"age": AGE, "y": ILL, "class": WARD})
     with pytest.raises(DataError, match=r"columns y and class can both be labels: name one in data\.label"):
@@ -143,8 +150,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("t.csv", {"age": [1, 2, 3], "y": ["a", "", "b"]}, r"column 'y' of .* has no label in row 2"),
     ("t.csv", {"a": [1, 2, 3], "ca": [1, "?", 2], "y": [0, 1, 0]}, r"'ca' of .* has '\?' in row 2 and mostly numbers"),
     ("t.csv", {"age": [1, 2, 3], "y": [0, 1.5, 0]}, r"'y' of .* has the label 1\.5: labels are whole numbers"),
+    ("t.csv", {"age": [1, 1e300, 3], "y": [0, 1, 0]}, r"column 'age' of .* has numbers beyond 3\.40282e\+38"),
     ("t.csv", {"who": ["a", "b", "c"], "y": [0, 1, 0]}, "has no column of numbers beside labels and ids"),
-    ("t.csv", {"age": [1, 2], "age,age": [1, "2,3"], "y": [0, 1]}, "damaged or not a csv file|2 columns 'age'"),
+    ("t.csv", {"age": [1, 2], "age,age": ["1,2", "2,3"], "y": [0, 1]}, r"t\.csv has 3 columns 'age': one is allowed"),
+    ("t.csv", {"age": [1, 2], "dose": [1, "2,3"], "y": [0, 1]}, r"damaged or no \.csv file with names"),
     ("t.npz", {"x": np.array(HOLE), "y": [0, 1, 0]}, r"array 'x' of .* has no finite value in row 2"),
     ("t.npz", {"x": np.ones((3, 2)), "y": [0, 1]}, r"different numbers of samples: x 3, y 2"),
     (

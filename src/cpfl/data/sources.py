@@ -127,7 +127,11 @@ def _read(about: Entry, split: str, use: Split, limit: int, roles: Roles) -> Sam
 
 
 def _splits(path: Path) -> list[str]:
-    return list(tables.splits(path)) if path.is_file() else parquet.splits(path) or archives.leaf_splits(path)
+    if path.is_file():
+        return list(tables.splits(path))
+    if natural.recognise(path):
+        return list(natural.SPLITS)
+    return parquet.splits(path) or archives.leaf_splits(path) or sorted(tables.splits(path))
 
 
 def _format(path: Path) -> str | None:

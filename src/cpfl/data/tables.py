@@ -21,7 +21,7 @@ from cpfl.errors import DataError
 
 LABELS = ("label", "labels", "target", "y", "class")
 SPLIT = re.compile(r"(?P<split>[^-]+)(-.*)?")  # train.csv, train-0.csv, train-00000-of-00002.parquet
-LAYOUT = "train-*.csv, .npz or .parquet with a column of labels and numbers or arrays beside it"
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,10 @@ def samples(
     for name, values in texts.items():
         _no_number_is_a_text(values, f"column '{name}' of {where}")
     if not numbers:
-        raise DataError(
-            f"{where} has no column of numbers beside its labels and ids; its columns: {', '.join(columns)}"
-        )
+        raise DataError(f"{where} has no column of numbers beside labels and ids; its columns: {', '.join(columns)}")
+    for name, values in numbers.items():
+        if (np.abs(values.astype(np.float64)) > LARGEST).any():
+            raise DataError(f"column '{name}' of {where} has numbers beyond {LARGEST:g}, the largest of 32 bits")
     table = np.stack([values.astype(np.float32) for values in numbers.values()], axis=1)
     return Samples(table, y, ids | texts, names=tuple(numbers))
 

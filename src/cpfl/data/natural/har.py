@@ -24,6 +24,7 @@ from cpfl.errors import DataError, first_line
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 STEPS = 128  # of a window, 50 in a second
 ACTIVITIES = 6
+LARGEST = 1e6  # beyond any acceleration or turning
 TESTED = (2, 4, 9, 10, 12, 13, 18, 20, 24)
 TRAINING = tuple(person for person in range(1, 31) if person not in TESTED)
 PUBLIC = TRAINING[1::4]
@@ -76,7 +77,7 @@ def _has_windows(file: Path) -> bool:
         with zipfile.ZipFile(file) as archive:
             shape = npy_header(archive, "x.npy")[1:3]
             return {"y.npy", "subject.npy"} <= set(archive.namelist()) and sorted(shape) == [len(SIGNALS), STEPS]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    except Exception:  # a damaged archive fails in many ways, and is none of this set
         return False
 
 
@@ -105,10 +106,18 @@ def _signals(of: Opened, part: str, where: str) -> NDArray[np.float32]:
 
 def _numbers(of: Opened, name: str, where: str) -> NDArray[np.float64]:
     try:
-        return np.loadtxt(io.BytesIO(of(name)), ndmin=2 if "Inertial" in name else 1)
-    except (KeyError, OSError) as error:
+        content = of(name)
+        if not content.strip():
+            raise ValueError("it is empty")
+        values = np.loadtxt(io.BytesIO(content), ndmin=2 if "Inertial" in name else 1)
+        if not (np.abs(values) < LARGEST).all():
+            raise ValueError("not all of it are numbers of a sensor")
+        return values
+    except DataError:
+        raise
+    except (KeyError, FileNotFoundError) as error:
         raise DataError(f"{name} is missing in {where}") from error
-    except (ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged archive fails in many ways
         raise DataError(f"{name} in {where} is damaged: {first_line(error)}") from error
 
 
@@ -127,7 +136,9 @@ def _archived(file: Path) -> Opened:
         if ARCHIVES[1] in archive.namelist():
             check_size(file, archive.getinfo(ARCHIVES[1]).file_size)
             archive = zipfile.ZipFile(io.BytesIO(archive.read(ARCHIVES[1])))
-    except (OSError, zipfile.BadZipFile) as error:
+    except DataError:
+        raise
+    except Exception as error:  # a damaged archive fails in many ways
         raise DataError(f"{file} is truncated or damaged: {first_line(error)}") from error
 
     def content(name: str) -> bytes:

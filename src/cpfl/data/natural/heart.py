@@ -31,6 +31,7 @@ NUMBERS = {  # mean and standard deviation of all hospitals' training patients, 
 }
 CATEGORIES = {"sex": 2, "cp": 4, "fbs": 2, "restecg": 3, "exang": 2, "slope": 3, "thal": 3}
 CODES = {"cp": (1, 2, 3, 4), "slope": (1, 2, 3), "thal": (3, 6, 7)}  # others count from 0
+LARGEST = 10_000.0  # of any value
 MISSING = -9.0  # as in the files, beside a question mark
 DIAGNOSIS = {"not_present": 0, "present": 1}  # or 0 to 4, where all but 0 are disease
 DIVISION = ("train", "test", "train", "public")
@@ -117,7 +118,7 @@ def _value(name: str, word: str, where: str) -> float:
         value = MISSING if word == "?" else float(word)
     except ValueError:
         value = np.nan
-    if not np.isfinite(value):
+    if not abs(value) < LARGEST:
         raise DataError(f"{where} has {word[:80]!r} as {name}: a number, -9 or ? is expected")
     if name in ("trestbps", "chol") and value == 0:
         return MISSING  # nobody has none; Switzerland wrote 0 for every patient's cholesterol
