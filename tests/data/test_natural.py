@@ -6,7 +6,9 @@ import gzip
 import io
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from cpfl.data import sources
 from cpfl.data.catalogue import CATALOGUE
 from cpfl.data.natural import har, heart, shakespeare
 from cpfl.data.samples import Samples, shared_images
+from cpfl.data.tables import Roles
 from cpfl.errors import DataError
 
 SPLITS = ("train", "test", "public")
@@ -59,6 +62,9 @@ def test_heart(tmp_path: Path) -> None:
     assert (sets["public"].y, sets["public"].columns) == (None, {})
     assert sets["train"].shape == CATALOGUE["heart"].shape
     assert sources.describe("heart", [tmp_path]).format == "heart"
+    (tmp_path / "heart").rename(tmp_path / "clinics")
+    assert shared_images({**sets, "again": three("clinics", tmp_path)["public"]})[0].images == 16
+    assert sources.class_names("clinics", [tmp_path], Roles()) == ["no disease", "disease"]
 
 
 def test_missing_values_of_heart() -> None:
@@ -295,3 +301,27 @@ def test_a_text_that_unpacks_to_more_than_is_allowed(tmp_path: Path, monkeypatch
     monkeypatch.setenv("CPFL_MAX_GB", "0.004")
     with pytest.raises(DataError, match=r"by_role\.json\.gz unpacks to"):
         three("shakespeare", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("har", lambda folder: write_har(folder, "unpacked")),
+        ("heart", write_heart),
+        ("shakespeare", lambda folder: write_shakespeare(folder, speeches(6))),
+    ],
+)
+def test_from_the_command_line(
+    name: str, write: Callable[[Path], Path], cpfl_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A set is listed where it lies, and its three parts share nothing; what it has no part of is said."""
+    write(tmp_path / "data" / name)
+    clients = ("--set", "clients=4", "--set", "cohorts=2")
+    listed = {one["name"]: one for one in cpfl_command("data", "list", "--json", "--data", "data").good().json}
+    assert listed[name]["format"] == name
+    assert listed[name]["downloadable"] == bool(CATALOGUE[name].files)
+    cpfl_command("data", "check", name, "--data", "data", *clients).good()
+    answer = cpfl_command("data", "check", name, "--data", "data", *clients, "--set", "data.public_splits=extra")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "has no 'extra' split" in answer.err
+    assert "it has train, test, public" in answer.err

@@ -118,6 +118,15 @@ def test_names_as_labels_are_numbered_over_all_splits(tmp_path: Path, suffix: st
     assert sources.class_names(str(tmp_path), [], Roles()) == ["dead", "sick", "well"]
 
 
+def test_a_table_in_a_folder_with_the_name_of_a_known_set(tmp_path: Path) -> None:
+    write(tmp_path / "heart" / "train.csv", TABLE)
+    for name in ("heart", str(tmp_path / "heart")):
+        public = sources.load(name, "public", [tmp_path])
+        assert public is not None
+        assert public.names == ("age", "dose", "ward")
+        assert sources.class_names(name, [tmp_path], Roles()) == []
+
+
 def test_arrays_of_an_npz(tmp_path: Path) -> None:
     x = RNG.normal(size=(6, 3, 4)).astype(np.float16)
     found = loaded(write(tmp_path / "one.npz", {"x": x, "y": np.arange(6), "subject": np.arange(6) // 2}))

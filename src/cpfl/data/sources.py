@@ -94,7 +94,7 @@ def load(
         return _read(about, split, split, limit, roles)
     # A folder under another name may still hold the published files of a known set.
     known = CATALOGUE.get(Path(name).name) or CATALOGUE.get(about.format) or about
-    named = public_splits or known.public
+    named = public_splits or (("train",) if about.format == "table" else known.public)
     parts = [part for one in named if (part := _read(about, one, split, limit, roles)) is not None]
     x = parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts])
     return Samples(x, fields=parts[0].fields, names=parts[0].names)
@@ -156,7 +156,9 @@ def class_names(name: str, roots: Sequence[Path], roles: Roles) -> list[str]:
         return []
     if about.format == "table":
         return list(tables.class_names(about.path, roles))
-    return parquet.class_names(about.path) if about.format == "parquet" else list(about.class_names)
+    if about.format == "parquet":
+        return parquet.class_names(about.path)
+    return list(CATALOGUE.get(about.format, about).class_names)
 
 
 def is_path(name: str) -> bool:
