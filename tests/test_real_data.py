@@ -175,12 +175,8 @@ def test_a_natural_preset_runs(name: str, tmp_path: Path) -> None:
     assert 0 < run.summary["student_accuracy"] < 100
 
 
-def test_digits_by_hand_and_house_numbers(tmp_path: Path) -> None:
+def test_digits_by_hand_and_house_numbers() -> None:
     """The paper's cross-domain pair: public images become grey and small, and are normalized on their own."""
     data = natural("mnist-svhn")
     assert data.public.x.shape == (8000, 1, 28, 28)
     assert (data.transform.mean, data.public_transform.mean) == ((), (0.5,))
-    settings = {"max_rounds": 1, "clients": 8, "cohorts": 2, "data.public_limit": 40, "distillation.epochs": 1}
-    settings |= {"federation.local_steps": 1, "data.train_limit": 600}
-    run = cpfl.run("mnist-svhn", data=DATA, out=tmp_path / "run", settings=settings, device="cpu", engine="reference")
-    assert run.summary["student_accuracy"] > 0
