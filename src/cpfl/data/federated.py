@@ -172,7 +172,7 @@ def _roles(experiment: Experiment) -> Roles:
     """The columns of a table that the experiment names: none of them is an input."""
     data, region = experiment.data, experiment.assignment.rule_args.get("column")
     ids = (data.column if data.split == "column" else "", region if isinstance(region, str) else "")
-    return Roles(data.label, tuple(dict.fromkeys(filter(None, ids))))
+    return Roles(data.label, tuple(dict.fromkeys(filter(None, ids))), objective_of(experiment.model).has_classes)
 
 
 def _limited(samples: Samples, limit: int) -> Samples:

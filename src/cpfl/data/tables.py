@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cpfl.data import columns as files_of
 from cpfl.data import parquet
@@ -30,6 +29,7 @@ class Roles:
 
     label: str = ""  # empty: the first of LABELS that there is
     ids: tuple[str, ...] = ()
+    names: bool = True  # whether labels may be names of classes
 
 
 def splits(path: Path) -> dict[str, list[Path]]:
@@ -61,6 +61,8 @@ def read(path: Path, split: str, roles: Roles, *, labelled: bool = True) -> Samp
             f"{path} has no column of labels ({', '.join(LABELS)}): data.label names another of {', '.join(held)}"
         )
     names = class_names(path, roles) if labelled else ()
+    if names and not roles.names:
+        raise DataError(f"{path} has names as labels in '{label}': model.objective needs numbers")
     return samples(held, Roles(label or "", roles.ids), str(path), names, labelled=labelled)
 
 
@@ -134,21 +136,17 @@ def _plain(values: Array) -> Array:
     return np.ascontiguousarray(values, np.int64 if signed else values.dtype)
 
 
-def _numbered(values: Array, names: tuple[str, ...], what: str) -> NDArray[np.int64]:
-    """Labels as integers: numbers as they are, texts by their place among the names of the classes."""
+def _numbered(values: Array, names: tuple[str, ...], what: str) -> Array:
+    """Labels as numbers: texts by their place among the names of the classes, whole numbers as integers."""
     labels: Any = values.reshape(-1) if values.ndim == 2 and values.shape[1] == 1 else values
-    if labels.ndim != 1:
-        raise DataError(f"{what} has labels of shape {labels.shape[1:]}: one label for each sample is allowed")
     if labels.dtype.kind == "U" or names:
-        if (labels.astype(str) == "").any():
-            raise DataError(f"{what} has no label in row {int(np.argmax(labels.astype(str) == '')) + 1}")
         if labels.dtype.kind != "U":
             raise DataError(f"{what} has numbers, and another split has names: labels must be of one kind")
+        if (labels == "").any():
+            raise DataError(f"{what} has no label in row {int(np.argmax(labels == '')) + 1}")
         return np.asarray(np.searchsorted(np.asarray(names), labels))
     if labels.dtype.kind == "f" and (labels != np.rint(labels)).any():
-        raise DataError(
-            f"{what} has the label {labels[np.argmax(labels != np.rint(labels))]}: labels are whole numbers"
-        )
+        return np.asarray(labels.astype(np.float64))  # whether such labels have a meaning, the objective knows
     return np.asarray(labels.astype(np.int64))
 
 
