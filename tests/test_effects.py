@@ -117,6 +117,7 @@ VALUES: dict[str, Any] = {
     "data.public": "letters",
     "data.public_splits": ["elsewhere"],
     "data.column": "half",
+    "data.label": "x",
     "data.validation_min_samples": 20,
     "data.mean": [0.25],
     "data.std": [0.25],
@@ -170,11 +171,12 @@ ELSEWHERE = {
     "name": "the name of a new run folder",
     "checkpoint_seconds": "how often checkpoints are written",
 }
-# Arguments of a class of one's own; those that come with the package and are chosen in the base take none.
+# Arguments of a class of one's own, and what a table has; what comes with the package and is in the base takes none.
 OWN = (
     "stopping.rule_args", "distillation.aggregation_args", "distillation.weights_args", "distillation.loss_args",
     "assignment.rule_args", "federation.server_args", "federation.selection_args", "data.public_splits",
     "model.objective_args",
+    "data.label",
 )  # fmt: skip
 # How many arguments the package passes to a class before its own.
 PASSED = {

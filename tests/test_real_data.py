@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from tests.pages import noted
 
+import cpfl
 from cpfl.data import federated
 from cpfl.data.given import Given
+from cpfl.data.natural import heart
+from cpfl.data.samples import shared_images
 from cpfl.devices import availability
 from cpfl.devices.fleet import fleet, read_trace
 from cpfl.settings.experiment_file import load, with_settings
@@ -118,3 +122,61 @@ def test_availability_equals_that_of_fedscale() -> None:
                 later = begins[begins > now]
                 wait = later[0] - now if len(later) else row["finish_time"] - now + begins[0]
                 assert schedule.next_available(moment) == pytest.approx(moment + wait)
+
+
+def natural(name: str) -> federated.FederatedData:
+    """The data of a preset, whose three sets share no sample."""
+    data = federated.load(load(name), [DATA], Given())
+    assert shared_images({"train": data.train, "test": data.test, "public": data.public}) == []
+    assert data.public.y is None
+    assert len(data.clients) == load(name).clients
+    owner = data.train.columns[load(name).data.column]
+    for client in data.clients:
+        assert len(np.unique(owner[np.concatenate([client.training, client.validation])])) == 1
+    return data
+
+
+def test_heart_by_hospital() -> None:
+    data = natural("heart")
+    assert (len(data.train), len(data.test), len(data.public)) == (461, 231, 226)
+    for place, name in enumerate(data.train.names):
+        if name in heart.NUMBERS:  # standardized by what the training patients have
+            held = data.train.x[:, place]
+            np.testing.assert_allclose([held[held != 0].mean(), held[held != 0].std()], [0, 1], atol=5e-3)
+    assert data.test.y is not None
+    shares = [np.bincount(data.test.y[data.test.columns["hospital"] == one]) for one in heart.HOSPITALS]
+    assert [share.tolist() for share in shares] == [[41, 35], [47, 27], [2, 29], [13, 37]]
+
+
+def test_har_by_person() -> None:
+    data = natural("har")
+    assert data.test.y is not None
+    assert np.bincount(data.test.y).tolist() == [496, 471, 420, 491, 532, 537]  # as UCI's own test part
+    assert (len(data.train), len(data.public)) == (5667, 1685)
+    assert not {*data.train.columns["subject"].tolist()} & {*data.test.columns["subject"].tolist()}
+    means, deviations = data.train.x.mean((0, 2)), data.train.x.std((0, 2))
+    np.testing.assert_allclose(means, data.transform.mean, atol=2e-3)
+    np.testing.assert_allclose(deviations, data.transform.std, atol=2e-3)
+
+
+def test_shakespeare_by_role() -> None:
+    data = natural("shakespeare")
+    assert (len(data.train), len(data.test), len(data.public)) == (8000, 2000, 2000)
+    assert data.inputs(2).dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", ["har", "heart", "shakespeare"])
+def test_a_natural_preset_runs(name: str, tmp_path: Path) -> None:
+    settings = {"max_rounds": 1, "data.train_limit": 0, "data.public_limit": 40, "distillation.epochs": 1}
+    if name != "heart":
+        settings |= {"federation.local_steps": 1, "federation.participants": 2}
+    run = cpfl.run(name, data=DATA, out=tmp_path / "run", settings=settings, device="cpu", engine="reference")
+    assert run.summary["rounds"] == run.summary["cohorts"]
+    assert 0 < run.summary["student_accuracy"] < 100
+
+
+def test_digits_by_hand_and_house_numbers() -> None:
+    """The paper's cross-domain pair: public images become grey and small, and are normalized on their own."""
+    data = natural("mnist-svhn")
+    assert data.public.x.shape == (8000, 1, 28, 28)
+    assert (data.transform.mean, data.public_transform.mean) == ((), (0.5,))

@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cpfl.models.sequences import char_lstm, signal_cnn
+
 SAMPLES, FEATURES, WORDS, LENGTH, SIDE, CLASSES = 160, 12, 11, 6, 8, 3
 RNG = np.random.default_rng(0)
 Y = RNG.integers(0, CLASSES, SAMPLES)
@@ -32,6 +34,8 @@ INPUTS: dict[str, Any] = {
     "images": IMAGES,
     "transposed": np.moveaxis(np.ascontiguousarray(np.moveaxis(IMAGES, 1, -1)), -1, 1),
     "series": SERIES,
+    "signals": RNG.normal(size=(SAMPLES, 2, 40)).astype("float32") + Y[:, None, None],
+    "characters": (TOKENS % CLASSES).astype("uint8"),
     "integers": (10 * TABLE).astype(int),
     "dict": {"ids": TOKENS, "mask": MASK},
     "pair": (TABLE, TOKENS),
@@ -333,6 +337,8 @@ ZOO: dict[str, Animal] = {
     "lstm with dropout": Animal(lambda: Recurrent("LSTM", num_layers=2, dropout=0.5), "series", "fallback"),
     "gru, both directions": Animal(lambda: Recurrent("GRU", bidirectional=True), "series"),
     "rnn": Animal(lambda: Recurrent("RNN", nonlinearity="relu", bias=False), "series"),
+    "signal-cnn": Animal(lambda: signal_cnn((2, 40), CLASSES, width=4), "signals"),
+    "char-lstm": Animal(lambda: char_lstm((LENGTH,), CLASSES, hidden=6), "characters"),
     "language": Animal(Language, "tokens"),
     "attention": Animal(Attention, "tokens"),
     "rotary": Animal(lambda: Attention(rotary=True), "tokens"),

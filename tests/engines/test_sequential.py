@@ -78,7 +78,7 @@ PLAIN: dict[str, Callable[[], nn.Module]] = {
     "halves and a row": halves(29),
     "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(3072, 10))),
     **NARROW,
-    **{name: lambda build=build: build(IMAGE, 10) for name, build in BUILT_IN.items()},
+    **{name: lambda name=name: BUILT_IN[name](IMAGE, 10) for name in ("gn-lenet", "femnist-cnn", "mlp")},
 }
 
 

@@ -61,8 +61,9 @@ class Entry:
     files: tuple[RemoteFile, ...] = ()
     folder: str = ""
     members: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
     path: Path | None = None  # on this machine; None: built in, or not found
-    format: str = "missing"  # or "built in", "parquet", "LEAF", "cifar10", "stl10", "svhn", "trace"
+    format: str = "missing"  # or "built in", "parquet", "LEAF", "table", "cifar10", "har", "trace", …
 
     @property
     def downloadable(self) -> bool:

@@ -15,6 +15,7 @@ from cpfl.data import sources
 from cpfl.data.given import Given
 from cpfl.data.samples import Array, Samples
 from cpfl.data.split import Clients, split
+from cpfl.data.tables import Roles
 from cpfl.data.transform import HOLE, PAD, Transform, kind_of
 from cpfl.errors import DataError, SettingError
 from cpfl.objectives.base import Answer, Objective, check_losses
@@ -105,12 +106,15 @@ def transforms(experiment: Experiment, samples: Samples) -> tuple[Transform, Tra
 def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: Clients | None = None) -> FederatedData:
     """Read, check, fit and split, unless it is known already which client holds what."""
     data, train, test, public = experiment.data, given.train, given.test, given.public
+    roles = _roles(experiment)
+    if train is not None and data.label:
+        raise SettingError(f"data.label = {data.label!r} names a column of a file; the training set is given in Python")
     if train is None:
-        test = sources.load(data.train, "test", roots) if test is None else test
+        test = sources.load(data.train, "test", roots, roles=roles) if test is None else test
         whole = test is None  # the test set is held out of it
-        train = sources.load(data.train, "train", roots, limit=0 if whole else data.train_limit)
+        train = sources.load(data.train, "train", roots, limit=0 if whole else data.train_limit, roles=roles)
     if public is None:
-        public = sources.load(data.public, "public", roots, data.public_splits, data.public_limit)
+        public = sources.load(data.public, "public", roots, data.public_splits, data.public_limit, roles)
     assert train is not None, "only a test set may be missing"
     assert public is not None, "only a test set may be missing"
     if test is None:
@@ -164,6 +168,13 @@ def labelled(objective: Objective, samples: Samples, name: str, experiment: Expe
     return replace(samples, y=objective.labels(samples.y, name, experiment.dtype))
 
 
+def _roles(experiment: Experiment) -> Roles:
+    """The columns of a table that the experiment names: none of them is an input."""
+    data, region = experiment.data, experiment.assignment.rule_args.get("column")
+    ids = (data.column if data.split == "column" else "", region if isinstance(region, str) else "")
+    return Roles(data.label, tuple(dict.fromkeys(filter(None, ids))), objective_of(experiment.model).has_classes)
+
+
 def _limited(samples: Samples, limit: int) -> Samples:
     """The first samples, copied: the others need no memory any more."""
     return samples.take(np.arange(min(limit, len(samples)))) if limit else samples
@@ -179,11 +190,16 @@ def _hold_out_test(train: Samples) -> tuple[Samples, Samples]:
 
 
 def _check_shape(name: str, samples: Samples, train: Samples) -> None:
-    if samples.shape != train.shape:
+    if samples.shape != train.shape and not (samples.names and train.names):
         hint = "; set data.public_fit=resize or crop for images" if name == "public" and len(train.shape) == 3 else ""
         raise DataError(f"the {name} set's samples have shape {samples.shape}, the training set's {train.shape}{hint}")
     if samples.fields != train.fields:
         raise DataError(f"the {name} set's inputs are {_described(samples)}, the training set's {_described(train)}")
+    if samples.names != train.names:
+        raise DataError(
+            f"the {name} set's columns are {', '.join(samples.names) or 'not named'}, the training set's "
+            f"{', '.join(train.names) or 'not named'}: the same in the same order are needed"
+        )
     kinds = [kind_of(one.x.dtype, one.shape) for one in (samples, train)]
     if kinds[0] != kinds[1] or (np.uint8 in (samples.x.dtype, train.x.dtype) and samples.x.dtype != train.x.dtype):
         raise DataError(

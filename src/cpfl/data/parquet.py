@@ -56,13 +56,36 @@ def splits(folder: Path) -> list[str]:
     return sorted(_shards(folder))
 
 
+def has_images(folder: Path) -> bool:
+    """Whether the files hold images, or cannot be read; others are tables."""
+    for files in _shards(folder).values():
+        if not files[0].is_file():  # opening a pipe would wait
+            return True
+        with suppress(DataError), _opened(files[0]) as first:
+            return any(name in first.schema_arrow.names for name in IMAGE_COLUMNS)
+    return True
+
+
+def column_names(file: Path) -> list[str]:
+    """What the columns of a file are called."""
+    _check_unpacked([file])
+    with _opened(file) as opened:
+        return list(opened.schema_arrow.names)
+
+
+def read_table(file: Path, names: Sequence[str]) -> pa.Table:
+    """Some columns of a file, as large as is allowed."""
+    _check_unpacked([file])
+    return _read_columns([file], names)
+
+
 def read(folder: Path, split: str, limit: int = 0) -> Samples | None:
     """One split, or None where the folder has no shard of it; with a limit the first so many samples."""
     shards = _shards(folder)
     if split not in shards:
         return None
     files = shards[split]
-    _check_complete(split, files)
+    check_complete(split, files)
     _check_unpacked(files)
     with _opened(files[0]) as first:
         schema = first.schema_arrow
@@ -110,9 +133,11 @@ def _shards(folder: Path) -> dict[str, list[Path]]:
     return {}
 
 
-def _check_complete(split: str, files: Sequence[Path]) -> None:
-    """A split with a missing shard would silently be a smaller one."""
+def check_complete(split: str, files: Sequence[Path]) -> None:
+    """A split with a missing shard would silently be a smaller one; names that announce no number are not checked."""
     names = [match for file in files if (match := SHARD.fullmatch(file.name))]
+    if len(names) < len(files):
+        return
     parts, found = int(names[0]["parts"]), [int(name["part"]) for name in names]
     missing = next((part for part in range(parts) if part not in set(found)), None)
     if missing is not None:

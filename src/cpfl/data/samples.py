@@ -37,13 +37,15 @@ class Field:
 class Samples:
     """Inputs, labels where known, and id columns.
 
-    x has one row for each sample. Where a model takes several inputs, `fields` says what lies in a row of bytes.
+    x has one row for each sample. Where a model takes several inputs, `fields` says what lies in a row of bytes; of a
+    table, `names` says what the numbers of a row are.
     """
 
     x: Array
     y: NDArray[Any] | None = None  # as the source has them; as the objective takes them, once data are loaded
     columns: dict[str, Array] = field(default_factory=dict)
     fields: tuple[Field, ...] = ()
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, column in [("labels", self.y), *self.columns.items()]:
@@ -61,7 +63,8 @@ class Samples:
     def take(self, index: NDArray[np.int64]) -> "Samples":
         """The samples at these positions."""
         y = None if self.y is None else self.y[index]
-        return Samples(self.x[index], y, {name: column[index] for name, column in self.columns.items()}, self.fields)
+        columns = {name: column[index] for name, column in self.columns.items()}
+        return Samples(self.x[index], y, columns, self.fields, self.names)
 
     def fingerprint(self) -> str:
         """A checksum of inputs and labels, so that a resumed run sees the data it began with."""

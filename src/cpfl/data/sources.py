@@ -8,17 +8,18 @@ from typing import Literal
 
 import numpy as np
 
-from cpfl.data import archives, embedded, parquet
+from cpfl.data import archives, columns, embedded, natural, parquet, tables
 from cpfl.data.catalogue import CATALOGUE, Entry, cache_folder
 from cpfl.data.samples import Samples
-from cpfl.errors import DataError
+from cpfl.data.tables import Roles
+from cpfl.errors import DataError, SettingError
 from cpfl.registry import did_you_mean
 from cpfl.user_files import expanded
 
 Split = Literal["train", "test", "public"]
 LAYOUTS = (
-    "train-*.parquet with columns image and label, LEAF's train/*.json, "
-    "or the published files of CIFAR-10, STL-10 or SVHN"
+    "train-*.parquet with columns image and label, train-*.csv, .npz or .parquet with columns of labels and numbers, "
+    "LEAF's train/*.json, or the published files of CIFAR-10, STL-10 or SVHN"
 )
 
 
@@ -62,8 +63,9 @@ def describe(name: str, roots: Sequence[Path]) -> Entry:
     if entry is not None and entry.source == "embedded":
         return replace(entry, format="built in")
     is_trace = entry is not None and entry.source == "trace"
-    for folder in [expanded(Path(name), "the data set")] if is_path(name) else [root / name for root in roots]:
-        if os.path.isdir(folder) and (found := _format(folder) or ("trace" if is_trace else None)):
+    by_path = is_path(name) or (name.endswith(columns.SUFFIXES) and os.path.isfile(name))
+    for folder in [expanded(Path(name), "the data set")] if by_path else [root / name for root in roots]:
+        if os.path.exists(folder) and (found := _format(folder) or ("trace" if is_trace else None)):
             return replace(entry or Entry(name, "a set of your own", LAYOUTS), path=folder, format=found)
     if entry is None:
         raise DataError(_not_found(name, roots))
@@ -71,12 +73,17 @@ def describe(name: str, roots: Sequence[Path]) -> Entry:
 
 
 def load(
-    name: str, split: Split, roots: Sequence[Path], public_splits: Sequence[str] = (), limit: int = 0
+    name: str,
+    split: Split,
+    roots: Sequence[Path],
+    public_splits: Sequence[str] = (),
+    limit: int = 0,
+    roles: Roles = Roles(),  # noqa: B008 (it cannot change)
 ) -> Samples | None:
     """One split of a set. None only where a set has no test split.
 
     "public" is what is distilled on: no labels, the splits of the set's public use or those that are named. With a
-    limit the first so many samples are needed; there may be more.
+    limit the first so many samples are needed; there may be more. `roles` are columns of a table.
     """
     about = describe(name, roots)
     if about.source == "trace":
@@ -84,23 +91,34 @@ def load(
     if about.format == "missing":
         raise DataError(_not_found(name, roots))
     if split != "public":
-        return _read(about, split, split, limit)
+        return _read(about, split, split, limit, roles)
     # A folder under another name may still hold the published files of a known set.
     known = CATALOGUE.get(Path(name).name) or CATALOGUE.get(about.format) or about
-    parts = [part.x for one in public_splits or known.public if (part := _read(about, one, split, limit)) is not None]
-    return Samples(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    named = public_splits or (("train",) if about.format == "table" else known.public)
+    parts = [part for one in named if (part := _read(about, one, split, limit, roles)) is not None]
+    x = parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts])
+    return Samples(x, fields=parts[0].fields, names=parts[0].names)
 
 
-def _read(about: Entry, split: str, use: Split, limit: int) -> Samples | None:
+def _read(about: Entry, split: str, use: Split, limit: int, roles: Roles) -> Samples | None:
     """One split of a set that was found; None only where it is used as a test set and missing."""
+    if roles.label and use == "train" and about.format != "table":
+        raise SettingError(
+            f"data.label = {roles.label!r} names a column of a table (csv, npz or parquet); "
+            f"the labels of '{about.name}' are known"
+        )
     if about.path is None:
         samples = embedded.read(about.name, split)
+    elif about.format == "table":
+        samples = tables.read(about.path, split, roles, labelled=use != "public")
+    elif about.format in natural.READERS:
+        samples = natural.READERS[about.format].read(about.path, split)
     elif about.format == "parquet":
         samples = parquet.read(about.path, split, limit)
     else:
         samples = archives.read(about.path, about.format, split)
     if samples is None and use != "test":
-        held = ["train"] if about.path is None else parquet.splits(about.path) or archives.leaf_splits(about.path)
+        held = ["train"] if about.path is None else _splits(about.path)
         missing = f"the data set '{about.name}' at {about.path} has no '{use}' split"
         if split != "train":
             missing = f"the public set '{about.name}' has no '{split}' split, which its public use names"
@@ -108,12 +126,39 @@ def _read(about: Entry, split: str, use: Split, limit: int) -> Samples | None:
     return samples
 
 
-def _format(folder: Path) -> str | None:
-    """What lies in a folder. Parquet comes first: it is the quickest to read. None: nothing, or it cannot be read."""
+def _splits(path: Path) -> list[str]:
+    if path.is_file():
+        return list(tables.splits(path))
+    if natural.recognise(path):
+        return list(natural.SPLITS)
+    return parquet.splits(path) or archives.leaf_splits(path) or sorted(tables.splits(path))
+
+
+def _format(path: Path) -> str | None:
+    """What lies in a folder, or what a file is. Parquet comes first: it is the quickest to read.
+
+    None: nothing, or it cannot be read.
+    """
     try:
-        return "parquet" if parquet.splits(folder) else archives.recognise(folder)
+        if os.path.isfile(path):
+            return "table" if tables.splits(path) else None
+        if parquet.splits(path):
+            return "parquet" if parquet.has_images(path) else "table"
+        return archives.recognise(path) or natural.recognise(path) or ("table" if tables.splits(path) else None)
     except OSError:
         return None
+
+
+def class_names(name: str, roots: Sequence[Path], roles: Roles) -> list[str]:
+    """What the classes of a set are called, where its files or the catalogue say it; else an empty list."""
+    about = describe(name, roots)
+    if about.path is None:
+        return []
+    if about.format == "table":
+        return list(tables.class_names(about.path, roles))
+    if about.format == "parquet":
+        return parquet.class_names(about.path)
+    return list(CATALOGUE.get(about.format, about).class_names)
 
 
 def is_path(name: str) -> bool:
@@ -122,8 +167,8 @@ def is_path(name: str) -> bool:
 
 
 def _not_found(name: str, roots: Sequence[Path]) -> str:
-    if is_path(name) and not os.path.isdir(expanded(Path(name), "the data set")):
-        return f"the data set '{name}' is a path that is not a folder: expected there: {LAYOUTS}"
+    if is_path(name) and not os.path.exists(expanded(Path(name), "the data set")):
+        return f"the data set '{name}' is a path that is not a folder or table: expected there: {LAYOUTS}"
     if is_path(name):
         return f"the folder '{name}' holds no data set: expected there: {LAYOUTS}"
     searched = ", ".join(str(root / name) for root in roots)

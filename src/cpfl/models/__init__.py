@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from cpfl.errors import FAILURES, CpflError, ModelError, first_line, shortened
 from cpfl.models.adapter import Inputs, mapped, part, size, tensors
+from cpfl.models.sequences import char_lstm, signal_cnn
 from cpfl.objectives.base import Answer
 from cpfl.randomness import stream
 from cpfl.registry import did_you_mean, load
@@ -77,7 +78,13 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
-BUILT_IN: dict[str, Callable[..., nn.Module]] = {"gn-lenet": gn_lenet, "femnist-cnn": femnist_cnn, "mlp": mlp}
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {
+    "gn-lenet": gn_lenet,
+    "femnist-cnn": femnist_cnn,
+    "mlp": mlp,
+    "signal-cnn": signal_cnn,
+    "char-lstm": char_lstm,
+}
 
 
 def named(own: Model, name: str) -> Model:

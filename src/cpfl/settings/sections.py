@@ -49,6 +49,8 @@ class Data(Section):
     inputs: Literal["auto", "pixels", "numbers", "integers"] = "auto"
     """What samples are: pixels (bytes, scaled to 0 … 1), numbers, or integers such as tokens, which stay integers.
     auto: bytes of (channels, height, width) are pixels, other integers stay integers."""
+    label: str = ""
+    """Column of labels in a csv, npz or parquet file; empty: label, labels, target, y or class."""
     split: Literal["dirichlet", "iid", "column", "shards"] = "dirichlet"
     """How training samples are divided among clients."""
     alpha: Annotated[float, Field(ge=1e-6, le=MOST), NoBool, When("split = dirichlet")] = 0.1
@@ -103,7 +105,7 @@ class Model(Section):
     """The model that clients train."""
 
     name: str = "mlp"
-    """gn-lenet, femnist-cnn, mlp, or a class of yours as "module:Class"."""
+    """gn-lenet, femnist-cnn, mlp, signal-cnn, char-lstm, or a class of yours as "module:Class"."""
     args: Args = Field(default_factory=dict)
     """Keyword arguments of that class."""
     objective: Annotated[str, AfterValidator(OBJECTIVES.check)] = "classification"

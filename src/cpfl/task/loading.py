@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cpfl.cohorts.base import Cohorts
-from cpfl.data import parquet, sources
+from cpfl.data import sources
 from cpfl.data.catalogue import CATALOGUE, fetch
 from cpfl.data.given import Given, as_samples, named_labels
 from cpfl.data.sources import search_roots
+from cpfl.data.tables import Roles
 from cpfl.errors import CpflError, DataError, SettingError
 from cpfl.federation import local_training, optimizers
 from cpfl.models.start import AS_GIVEN, FRESH
@@ -130,7 +131,7 @@ def class_names(task: Task, data: str | Path | None) -> list[str] | None:
     if task.data.class_names:
         return list(task.data.class_names)
     with suppress(DataError):  # arrays given in Python have no files that could name them
-        about = sources.describe(task.experiment.data.train, search_roots(None if data is None else Path(data)))
-        names = parquet.class_names(about.path) if about.path and about.format == "parquet" else []
+        named, roots = task.experiment.data, search_roots(None if data is None else Path(data))
+        names = sources.class_names(named.train, roots, Roles(named.label))
         return names if len(names) >= task.data.classes else None
     return None
