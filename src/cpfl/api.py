@@ -25,6 +25,7 @@ from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import check_snapshots, describe, reload_task, save_initial_models
 from cpfl.settings import GIVEN, Distillation, Experiment, effects, experiment_file
+from cpfl.task.given import client_settings, with_clients
 from cpfl.task.loading import absolute, check_public, given_arrays, load_task
 from cpfl.task.task import Task, UserModel
 from cpfl.user_files import expanded
@@ -84,8 +85,11 @@ def run(
     ----------
     experiment
         A preset, a TOML file or an Experiment; `settings` are dotted keys on top of it.
-    model, train, test, public
-        A model, (inputs, labels) or (inputs, labels, {column: values}) for `train` and `test`, inputs for `public`.
+    model
+        An nn.Module, a class, or a function that builds one.
+    train, test, public
+        (inputs, labels) or (inputs, labels, {column: values}), a torch Dataset, a Hugging Face dataset or a frame; a
+        dict, a list or a function with one of these for each client; inputs for `public`.
     out, data
         The run folder, and a folder with data sets.
     engine, device
@@ -100,6 +104,7 @@ def run(
     trackers.check(track)
     given = {"model.name": model, "data.train": train, "data.public": public}
     changes = {**(settings or {}), **{key: GIVEN for key, value in given.items() if value is not None}}
+    changes |= client_settings(train, experiment, settings)
     if isinstance(experiment, Experiment):
         effects.check([experiment], effects.given(experiment))
         chosen = experiment_file.with_settings(experiment, changes)
@@ -112,7 +117,9 @@ def run(
     chosen = absolute(chosen)
     check_snapshots(chosen)
     callback = callback or Callback()
-    task = load_task(chosen, data, model, given_arrays(train, test, public), callback.on_message)
+    arrays = given_arrays(train, test, public, chosen, callback.on_message)
+    chosen = with_clients(chosen, arrays)
+    task = load_task(chosen, data, model, arrays, callback.on_message)
     check_distillation(chosen.distillation, task)
     if chosen.cohorts == 1:  # no mistake: presets, and scripts over n, have the same settings for every n
         callback.on_message(
@@ -165,7 +172,8 @@ def resume(
             raise RunFolderError(f"{folder.path} was started with the engine {engine!r}: {remedy}")
     cluster, on_device = _hardware(engine, device, workers if named else min(workers, 1), cluster)
     callback = callback or Callback()
-    task = reload_task(folder, data, model, given_arrays(train, test, public), callback.on_message)
+    given = given_arrays(train, test, public, folder.experiment(), callback.on_message)
+    task = reload_task(folder, data, model, given, callback.on_message)
     make_engine = partial(create_engine, engine, task, on_device, callback.on_message, workers, cluster)
     return execute(task, folder, make_engine, on_device, callback, track, "resumed")
 
@@ -190,7 +198,8 @@ def distill(
         raise SettingError(f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'")
     label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
     label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
-    callback, given = callback or Callback(), given_arrays(train, test, public)
+    callback = callback or Callback()
+    given = given_arrays(train, test, public, folder.experiment(), callback.on_message)
     task = reload_task(folder, data, model, given, callback.on_message, changed.student, public is not None)
     check_distillation(changed, task)
     recorder = RunRecorder(folder, task.experiment, callback, folder.path / "distillations" / label)

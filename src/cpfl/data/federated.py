@@ -118,7 +118,7 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     assert train is not None, "only a test set may be missing"
     assert public is not None, "only a test set may be missing"
     if test is None:
-        train, test = _hold_out_test(train)
+        train, test = _hold_out_test(train, data.column if data.split == "column" else "")
     train, public = _limited(train, data.train_limit), _limited(public, data.public_limit)
     if 0 < len(train) < experiment.clients:
         limit = f" (data.train_limit = {data.train_limit})" if data.train_limit else ""
@@ -180,10 +180,20 @@ def _limited(samples: Samples, limit: int) -> Samples:
     return samples.take(np.arange(min(limit, len(samples)))) if limit else samples
 
 
-def _hold_out_test(train: Samples) -> tuple[Samples, Samples]:
-    """A tenth of the samples, the same for all seeds, where a source has no test set of its own."""
+def _hold_out_test(train: Samples, column: str) -> tuple[Samples, Samples]:
+    """A tenth of the samples, the same for all seeds, where a source has no test set of its own.
+
+    No value of the id column, if clients have one, is left without samples: its first one is not held out.
+    """
     order = stream(0, "test").permutation(len(train))
     held = len(train) // 10
+    if column in train.columns:
+        owner = np.unique(train.columns[column], return_inverse=True)[1][order]
+        trained = np.unique(owner[held:])
+        held_out, places = np.unique(owner[:held], return_index=True)
+        kept = places[~np.isin(held_out, trained)]
+        order = np.concatenate([np.delete(order, kept), order[kept]])
+        held -= len(kept)
     if held == 0:
         raise DataError(f"{len(train)} training samples are too few to hold out a test set: give a test set")
     return train.take(np.sort(order[held:])), train.take(np.sort(order[:held]))

@@ -29,29 +29,37 @@ def as_samples(x: object, y: object = None, columns: dict[str, object] | None = 
         raise DataError(f"columns are a dict of names and values, not {type(columns).__name__}")
     labels = None
     if y is not None:
-        found = _labels(y)
+        found = label_array(y)
         if found.ndim == 0 or found.dtype.kind not in "fiub":
             raise DataError(f"labels are numbers, for each sample; these are {found.dtype} of shape {found.shape}")
         if found.dtype.kind == "u" and found.size and found.max() > LARGEST:
             raise DataError(f"a label is {found.max()}: labels count from 0, and {LARGEST} is the largest")
         labels = found if found.dtype.kind == "f" else found.astype(np.int64)
-    ids = {name: _array(column, name) for name, column in (columns or {}).items()}
-    if isinstance(x, Mapping | tuple):
-        named = x if isinstance(x, Mapping) else {str(place): values for place, values in enumerate(x)}
-        if not named or not all(isinstance(name, str) for name in named):
-            raise DataError("several inputs are a tuple of arrays, or a dict of arrays by the names of arguments")
-        arrays = {name: _inputs(values, f"the input {name!r}", 1) for name, values in named.items()}
-        if len({len(values) for values in arrays.values()}) > 1:
-            sizes = ", ".join(f"{name} {len(values)}" for name, values in arrays.items())
-            raise DataError(f"the inputs have different numbers of samples: {sizes}")
+    ids = {name: as_array(column, name) for name, column in (columns or {}).items()}
+    arrays = inputs(x)
+    if isinstance(arrays, dict):
         rows, fields = packed(arrays)
         return Samples(rows, labels, ids, fields)
-    return Samples(_inputs(x, "the inputs", 2), labels, ids)
+    return Samples(arrays, labels, ids)
+
+
+def inputs(x: object) -> Array | dict[str, Array]:
+    """Arrays that models take: one, or several by the names of arguments; a tuple's are called by their position."""
+    if not isinstance(x, Mapping | tuple):
+        return _inputs(x, "the inputs", 2)
+    named = x if isinstance(x, Mapping) else {str(place): values for place, values in enumerate(x)}
+    if not named or not all(isinstance(name, str) for name in named):
+        raise DataError("several inputs are a tuple of arrays, or a dict of arrays by the names of arguments")
+    arrays = {name: _inputs(values, f"the input {name!r}", 1) for name, values in named.items()}
+    if len({len(values) for values in arrays.values()}) > 1:
+        sizes = ", ".join(f"{name} {len(values)}" for name, values in arrays.items())
+        raise DataError(f"the inputs have different numbers of samples: {sizes}")
+    return arrays
 
 
 def named_labels(*sets: object) -> tuple[list[Any], tuple[str, ...]]:
     """Labels of several sets as integers, with the names of the classes: strings, categories and booleans count."""
-    arrays = [None if labels is None else _labels(labels) for labels in sets]
+    arrays = [None if labels is None else label_array(labels) for labels in sets]
     texts = [labels for labels in arrays if labels is not None and labels.dtype.kind in "OUS"]
     if not texts:
         return arrays, ()
@@ -74,17 +82,17 @@ def named_labels(*sets: object) -> tuple[list[Any], tuple[str, ...]]:
     return numbered, tuple(names.tolist())
 
 
-def _labels(values: object) -> Array:
-    """An array of one label for each sample; an object array of texts stays one."""
+def label_array(values: object) -> Array:
+    """Labels as they come, an array of one label for each sample; an object array of texts stays one."""
     if isinstance(values, Sequence) and not isinstance(values, str):
         values = np.asarray(values)
-    labels = _array(values, "the labels")
+    labels = as_array(values, "the labels")
     return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
 def _inputs(values: object, name: str, axes: int) -> Array:
     """An array that models take: floats, integers or booleans, in the order of its axes in memory."""
-    found = _array(values, name)
+    found = as_array(values, name)
     if np.iscomplexobj(found):
         raise DataError(f"{name} are complex: give real and imaginary part as two real numbers")
     if found.dtype.kind not in "fiub":
@@ -103,7 +111,8 @@ def _inputs(values: object, name: str, axes: int) -> Array:
     return np.ascontiguousarray(found)
 
 
-def _array(values: object, name: str) -> Array:
+def as_array(values: object, name: str) -> Array:
+    """What numpy makes of an array, a tensor or nested lists."""
     if isinstance(values, tuple):
         raise DataError(f"{name} are a tuple: one array or tensor is needed")
     try:

@@ -287,11 +287,16 @@ def decode_image(encoded: bytes, format_: str | None = None) -> tuple[NDArray[np
         image = open_image(io.BytesIO(encoded), format_)
     except UnidentifiedImageError:
         image = open_image(io.BytesIO(encoded))
+    return pixels_of(image), image.format
+
+
+def pixels_of(image: Image.Image) -> NDArray[np.uint8]:
+    """The pixels of an image, channels first: one grey channel or three colours."""
     mode = PIXELS.get(image.mode)
     if mode is None:
         raise ValueError(f"its pixels are {image.mode}, and {', '.join(PIXELS)} are allowed")
     pixels = np.asarray(image if image.mode == mode else image.convert(mode))
-    return (pixels[None] if mode == GREY else pixels.transpose(2, 0, 1)), image.format
+    return pixels[None] if mode == GREY else pixels.transpose(2, 0, 1)
 
 
 def _is_scalar(type_: pa.DataType) -> bool:

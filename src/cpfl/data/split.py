@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpfl.data.samples import Samples
+from cpfl.data.samples import Array, Samples
 from cpfl.errors import DataError
 from cpfl.objectives.base import NOT_COUNTED, Labels, Objective
 from cpfl.objectives.base import objective as objective_of
@@ -138,12 +138,17 @@ def dealt(samples: Index, receiver: Index, pieces: int) -> Index:
     return owner
 
 
-def by_column(train: Samples, column: str, clients: int) -> Index:
-    """The natural split: one client per value of an id column, a subset that is the same for all seeds."""
+def id_column(train: Samples, column: str) -> Array:
+    """The column that says whose a sample is."""
     if column not in train.columns:
         known = ", ".join(train.columns) or "none"
         raise DataError(f"data.column = {column!r} is no column of the training set; its columns: {known}")
-    values, owner = np.unique(train.columns[column], return_inverse=True)
+    return train.columns[column]
+
+
+def by_column(train: Samples, column: str, clients: int) -> Index:
+    """The natural split: one client per value of an id column, a subset that is the same for all seeds."""
+    values, owner = np.unique(id_column(train, column), return_inverse=True)
     if clients > len(values):
         raise DataError(f"clients = {clients} is more than the {len(values)} values of data.column = {column!r}")
     chosen = np.sort(stream(0, "subset").permutation(len(values))[:clients])

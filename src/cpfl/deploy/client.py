@@ -19,6 +19,7 @@ from cpfl import models
 from cpfl.data.federated import FederatedData, labelled, transforms
 from cpfl.data.given import as_samples
 from cpfl.data.samples import Samples
+from cpfl.data.sets import SetReader
 from cpfl.data.sources import search_roots
 from cpfl.data.split import Clients, hold_out
 from cpfl.devices.fleet import Fleet
@@ -40,7 +41,7 @@ MEMBER = "cpfl.member"  # where a node stores its secret of a running sum
 MIN_CLIENTS = 3  # the smallest cohort in which a node reveals its label counts, unless its configuration says otherwise
 
 LocalData = Callable[[Context], Any]
-"""A user's function: the node's own (inputs, labels)."""
+"""A user's function: the node's own (inputs, labels), torch Dataset, Hugging Face dataset or frame."""
 
 
 def client_app(model: UserModel, data: LocalData, mods: list[Mod] | None = None) -> ClientApp:
@@ -202,9 +203,11 @@ def _label_counts(request: ConfigRecord, samples: Samples, members: int) -> NDAr
 
 
 def _samples(given: Any) -> Samples:
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise DataError("the function for local data returns a tuple (inputs, labels)")
-    samples = as_samples(*given)
+    try:
+        part = SetReader().read(given)
+    except DataError as error:
+        raise DataError(f"the function for local data: {error}") from None
+    samples = as_samples(part.x, part.y)
     if len(samples) == 0:
         raise DataError("this node holds no samples")
     return samples

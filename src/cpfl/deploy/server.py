@@ -99,7 +99,7 @@ def serve(
 
 def server_task(experiment: Experiment, model: UserModel, test: Any, public: Any) -> Task:
     """The task as the server knows it: test and public sets, the model, the cohorts; nothing of the clients' data."""
-    given = given_arrays(None, test, public)
+    given = given_arrays(None, test, public, experiment, log.info)
     if given.test is None or given.public is None:
         raise DataError("the server needs a test set (inputs, labels) and a public set (inputs)")
     objective = objective_of(experiment.model)

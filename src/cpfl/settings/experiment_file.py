@@ -39,6 +39,12 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any], strict: b
     return _changed(experiment.model_dump(mode="json", exclude_unset=True), settings, strict)
 
 
+def given_values(source: str | Path | Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a source and the settings on top of it give, by dotted keys; nothing is checked yet."""
+    tree = source.model_dump(exclude_unset=True) if isinstance(source, Experiment) else _read(source)
+    return effects.leaves(tree) | effects.leaves(settings)
+
+
 def read_stored(path: Path) -> Experiment:
     """The experiment of a run folder, which holds every setting, also those without effect."""
     return _pruned(Experiment(**_read(path)))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from cpfl import api, trackers
 from cpfl.api import Run
 from cpfl.callbacks import Callback
+from cpfl.data.given import Given
 from cpfl.engines.create import ONE_PROCESS, check_engine, torch_device
 from cpfl.engines.ray import resolve_cluster
 from cpfl.engines.workers.pool import cores
@@ -27,6 +28,7 @@ from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots
 from cpfl.settings import GIVEN, Experiment, experiment_file
 from cpfl.sweep.grid import SweepGrid, default_folder, value_of
+from cpfl.task.given import UNKNOWN, client_settings, with_clients
 from cpfl.task.loading import absolute, check_public, given_arrays, load_task
 from cpfl.user_files import expanded
 
@@ -119,7 +121,12 @@ def sweep(
         common = {"engine": grid.engine, "data": grid.data} | {k: v for k, v in common.items() if v not in ("", None)}
     else:
         base = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
-        base = absolute(experiment_file.with_settings(base, {**(settings or {}), **given}, strict=False))
+        own = client_settings(common.get("train"), experiment, settings)
+        several = {"cohorts": cohorts[0]} if own and cohorts else {}  # the base alone may have too many for the clients
+        changes = {**(settings or {}), **several, **given, **own}
+        base = absolute(experiment_file.with_settings(base, changes, strict=False))
+        if base.clients == UNKNOWN:
+            base = with_clients(base, _given(base, common))
         check_public(base, experiment, {*(settings or ()), *(over or ())})
         folder = expanded(Path(out), "out") if out is not None else default_folder(base)
         grid = SweepGrid.from_values(base, cohorts, seeds, over or {}, settings)
@@ -196,12 +203,21 @@ def _check(grid: SweepGrid, folder: Path, common: Mapping[str, Any], notify: Cal
     grid.merged(folder)
     # Data and models are tried once for each combination of other settings: n and the seed do not change them.
     missing = [name for name in grid.runs if name not in finished]
-    given = given_arrays(*(common.get(key) for key in ("train", "test", "public")))
+    given = _given(grid.base, common, notify)
     for _, names in itertools.groupby(missing, key=grid.varied):
         variant = grid.experiment(next(names))
         check_snapshots(variant)
+        if client_settings(common.get("train"), variant) and variant.clients != grid.base.clients:
+            given = _given(variant, common)  # a function is called for each client
         load_task(variant, common.get("data"), common.get("model"), given, notify)
     return finished
+
+
+def _given(
+    experiment: Experiment, common: Mapping[str, Any], notify: Callable[[str], None] = lambda text: None
+) -> Given:
+    train, test, public = (common.get(key) for key in ("train", "test", "public"))
+    return given_arrays(train, test, public, experiment, notify)
 
 
 class ProgressReporter(Callback):

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from cpfl.cohorts.base import Cohorts
 from cpfl.data import sources
@@ -17,6 +16,7 @@ from cpfl.federation import local_training, optimizers
 from cpfl.models.start import AS_GIVEN, FRESH
 from cpfl.privacy import label_counts
 from cpfl.settings import GIVEN, Experiment, effects, experiment_file
+from cpfl.task.given import labelled, reader_of, unlabelled
 from cpfl.task.task import Task, UserModel, build_task
 from cpfl.user_files import expanded
 
@@ -76,14 +76,23 @@ def _in_tenths(name: str, notify: Notify) -> Callable[[int, int], None]:
     return progress
 
 
-def given_arrays(train: object, test: object, public: object) -> Given:
-    """A user's arrays as samples."""
-    pairs = [_pair(train, "train"), _pair(test, "test")]
-    if isinstance(public, tuple) and not any(pair and isinstance(pair[0], tuple) for pair in pairs):
+def given_arrays(
+    train: object,
+    test: object,
+    public: object,
+    experiment: Experiment | None = None,
+    notify: Notify = lambda text: None,
+) -> Given:
+    """A user's data, in any form, as samples."""
+    experiment = experiment or Experiment()
+    reader = reader_of(experiment, notify)
+    pairs = [labelled(data, name, reader, experiment.clients) for data, name in ((train, "train"), (test, "test"))]
+    public = unlabelled(public, reader)
+    if isinstance(public, tuple) and not any(pair and isinstance(pair[0], tuple | dict) for pair in pairs):
         raise CpflError("public takes inputs alone, one array or tensor, not a tuple")
     labels, names = named_labels(*(pair[1] if pair else None for pair in pairs))
     samples = [as_samples(pair[0], y, *pair[2:]) if pair else None for pair, y in zip(pairs, labels, strict=True)]
-    return Given(samples[0], samples[1], None if public is None else as_samples(public), names)
+    return Given(samples[0], samples[1], None if public is None else as_samples(public), names or reader.class_names)
 
 
 def check_public(experiment: Experiment, source: object, named: Collection[str]) -> None:
@@ -96,12 +105,6 @@ def check_public(experiment: Experiment, source: object, named: Collection[str])
             f"public is missing: cohort models are distilled on unlabelled inputs like those of train: give public=…, "
             f"or name a set in data.public (unless named it is {public!r}, which was made for the built-in digits)"
         )
-
-
-def _pair(pair: object, name: str) -> tuple[Any, ...] | None:
-    if pair is not None and (not isinstance(pair, tuple) or len(pair) not in (2, 3)):
-        raise CpflError(f"{name} takes a tuple (inputs, labels) or (inputs, labels, columns)")
-    return pair
 
 
 def absolute(experiment: Experiment) -> Experiment:
