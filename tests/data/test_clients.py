@@ -390,7 +390,13 @@ def test_tables_agree_by_name() -> None:
 def test_public_sets() -> None:
     """Datasets with labels or without, several of them, and tables beside arrays."""
     pairs, alone = tensors(X, Y), Rows(list(X))
-    for public in (pairs, alone, [tensors(X[:9], Y[:9]), Rows(list(X[9:]))], pa.table(columns(X, Y))):
+    for public in (
+        pairs,
+        alone,
+        TensorDataset(torch.as_tensor(X)),
+        [tensors(X[:9], Y[:9]), Rows(list(X[9:]))],
+        pa.table(columns(X, Y)),
+    ):
         found = read(PARTS, None, public).public
         assert found is not None
         assert found.y is None

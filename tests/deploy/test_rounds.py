@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Krum, Strategy
 from safetensors.torch import load_file
+from torch.utils.data import TensorDataset
 
 import cpfl
 from cpfl.deploy.client import client_app
@@ -110,6 +112,27 @@ def close(one: cpfl.Run, other: cpfl.Run) -> bool:
 
 def test_a_run_is_its_simulation(nodes: Nodes, tmp_path: Path) -> None:
     assert close(deploy(nodes, tmp_path / "real"), simulated(tmp_path / "simulated"))
+
+
+def test_nodes_with_datasets_and_tables(tmp_path: Path) -> None:
+    """A node's torch Dataset or table counts as its arrays do; one with something else takes no part."""
+
+    def dataset(context: Context) -> Any:
+        return TensorDataset(*map(torch.as_tensor, data(context)))
+
+    def table(context: Context) -> Any:
+        x, y = data(context)
+        return pa.table({**{f"x{place}": x[:, place] for place in range(6)}, "label": y})
+
+    def inputs(context: Context) -> Any:
+        return data(context)[0]
+
+    grid = Nodes()
+    for client in range(6):
+        grid.add(100 + client, client_app(model, (dataset, table)[client % 2]), client=client, min_clients=2)
+    assert close(deploy(grid, tmp_path / "real"), simulated(tmp_path / "simulated"))
+    grid.add(104, client_app(model, inputs), client=4, min_clients=2)
+    assert all(4 not in record["participants"] for record in deploy(grid, tmp_path / "other").rounds)
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {

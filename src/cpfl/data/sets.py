@@ -114,7 +114,8 @@ class SetReader:
             raise DataError(f"its items are {described(items[0])}: pairs (inputs, label) or dicts are needed")
         if pairs and use == "public":
             self._notify("the labels in the items of the public set are not used")
-        x = [item[0] for item in items] if pairs else items
+        single = bool(items) and isinstance(items[0], tuple | list) and len(items[0]) == 1  # TensorDataset(x)
+        x = [item[0] for item in items] if pairs or single else items
         return Part(_inputs(x), None if use == "public" else as_column([item[1] for item in items], "label"))
 
 
