@@ -21,7 +21,7 @@ ELSEWHERE = {
     "run in tests/test_user_files.py": ROOT / "tests/test_user_files.py",
     "needs real CIFAR-10; run in tests/test_real_data.py where it is there": ROOT / "tests/test_real_data.py",
     "run in tests/cluster/test_equal.py where Ray is installed": ROOT / "tests/cluster/test_equal.py",
-    "run in tests/data/test_clients.py where pandas is installed": ROOT / "tests/data/test_clients.py",
+    "run in tests/data/test_frames.py where pandas is installed": ROOT / "tests/data/test_frames.py",
     "run in tests/deploy/test_commands.py": ROOT / "tests/deploy/test_commands.py",
 }
 

@@ -63,7 +63,7 @@ class Entry:
     members: dict[str, tuple[str, ...]] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     path: Path | None = None  # on this machine; None: built in, or not found
-    format: str = "missing"  # or "built in", "parquet", "LEAF", "table", "cifar10", "har", "trace", …
+    format: str = "missing"  # or "built in", "parquet", "LEAF", "table", "saved", "cifar10", "har", "trace", …
 
     @property
     def downloadable(self) -> bool:

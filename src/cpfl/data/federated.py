@@ -107,8 +107,6 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     """Read, check, fit and split, unless it is known already which client holds what."""
     data, train, test, public = experiment.data, given.train, given.test, given.public
     roles = _roles(experiment)
-    if train is not None and data.label:
-        raise SettingError(f"data.label = {data.label!r} names a column of a file; the training set is given in Python")
     if train is None:
         test = sources.load(data.train, "test", roots, roles=roles) if test is None else test
         whole = test is None  # the test set is held out of it

@@ -108,7 +108,7 @@ def _inputs(values: object, name: str, axes: int) -> Array:
         if found.size and found.max() > LARGEST:
             raise DataError(f"{name} contain integers above {LARGEST}")
         found = found.astype(np.int64)
-    return np.ascontiguousarray(found)
+    return np.require(found, requirements=["C", "W"])  # torch warns of memory that it may not write
 
 
 def as_array(values: object, name: str) -> Array:

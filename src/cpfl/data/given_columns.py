@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 
 from cpfl.data.given import as_array
-from cpfl.data.limit import as_text
-from cpfl.data.parquet import pixels_of
+from cpfl.data.limit import as_text, check_size
+from cpfl.data.parquet import UNREADABLE, pixels_of
 from cpfl.data.samples import Array
+from cpfl.data.tables import LABELS
 from cpfl.errors import DataError, first_line, quoted, shortened
 
-LABELS = ("label", "labels", "target", "y", "class")
 NUMBERS = "fiub"  # kinds of numpy's types
 ABSENT = ("NAType", "NaTType")  # what pandas writes where there is no value
 
@@ -55,7 +55,7 @@ def roles(columns: Columns, ids: Collection[str], label: str = "", inputs: Seque
         found = label_columns(columns, ids)
         if len(found) != 1:
             which = f"{listed(found)} could all be the label" if found else f"none is called {', '.join(LABELS)}"
-            raise DataError(f"of the columns {listed(columns)}, {which}: name it, as in (table, 'name of the label')")
+            raise DataError(f"of the columns {listed(columns)}, {which}: name it in data.label")
         (label,) = found
     for name in (label, *inputs):
         if name not in columns:
@@ -68,7 +68,7 @@ def unlabelled_roles(columns: Columns, ids: Collection[str]) -> Roles:
     return _with_inputs(columns, {*label_columns(columns, ids), *ids}, "", ())
 
 
-def label_columns(columns: Columns, ids: Collection[str]) -> list[str]:
+def label_columns(columns: Iterable[str], ids: Collection[str]) -> list[str]:
     """The columns that are called like a label."""
     return [name for name in columns if name in LABELS and name not in ids]
 
@@ -139,8 +139,11 @@ def _stacked(values: Sequence[Any], name: str) -> Array:
     for row, value in enumerate(values):
         try:
             rows.append(_row(value, name))
-        except (TypeError, ValueError) as error:
-            raise DataError(f"row {row} of the column {name!r} is no array: {first_line(error)}") from None
+        except (TypeError, *UNREADABLE) as error:
+            kind = "readable image" if isinstance(value, Image.Image) else "array"
+            raise DataError(f"row {row} of the column {name!r} is no {kind}: {first_line(error)}") from None
+        if row == 0:
+            check_size(f"the column {name!r}", len(values) * rows[0].nbytes)
         if _absent(value) or rows[row].dtype.kind not in NUMBERS:
             raise DataError(f"row {row} of the column {name!r} is {quoted(value, 40)}: an array of numbers is needed")
     if any(isinstance(value, Image.Image) and len(found) == 3 for value, found in zip(values, rows, strict=True)):

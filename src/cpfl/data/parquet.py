@@ -192,11 +192,12 @@ def _read_columns(files: Sequence[Path], names: Sequence[str]) -> pa.Table:
         raise DataError(f"the columns of the files in {files[0].parent} differ: {first_line(error)}") from error
 
 
-def cached(files: Sequence[Path], decode: Callable[[], Array], limit: int = 0) -> Array:
-    """What `decode` makes of these files, or of their first rows, which is kept for the next time."""
+def cached(files: Sequence[Path], decode: Callable[[], Array], limit: int = 0, column: str = "") -> Array:
+    """What `decode` makes of these files, of their first rows or of one column, which is kept for the next time."""
     contents = "".join([DECODER, *(f"\n{file.name} {file.stat().st_size} {file_digest(file)}" for file in files)])
     # The first rows have an entry of their own: in the whole set's they may be colour because of later ones.
-    key = hashlib.sha256(os.fsencode(contents + (f"\nfirst {limit}" if limit else ""))).hexdigest()
+    part = (f"\nfirst {limit}" if limit else "") + (f"\ncolumn {column}" if column else "")
+    key = hashlib.sha256(os.fsencode(contents + part)).hexdigest()
     images = cache_folder() / "decoded" / f"{key}.npy"
     checksum = images.with_suffix(".sha256")
     with suppress(OSError, ValueError):

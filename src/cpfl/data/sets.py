@@ -54,10 +54,17 @@ def is_named_table(value: object) -> bool:
 class SetReader:
     """Reads the sets of one experiment: columns of all its tables have the roles that the first one shows."""
 
-    def __init__(self, ids: Collection[str] = (), notify: Callable[[str], None] = lambda text: None) -> None:
-        self._ids, self._notify = ids, notify  # columns that are neither label nor input
+    def __init__(
+        self, ids: Collection[str] = (), notify: Callable[[str], None] = lambda text: None, label: str = ""
+    ) -> None:
+        self._ids, self._notify, self._label = ids, notify, label  # ids are neither label nor input
         self._roles: Roles | None = None
         self.class_names: tuple[str, ...] = ()
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether a table was read."""
+        return self._roles is not None
 
     def read(self, given: Any, use: Use = "part") -> Part:
         """Inputs, labels and id columns of a set."""
@@ -89,7 +96,7 @@ class SetReader:
         if use == "whole" and (lacking := [name for name in self._ids if name not in columns]):
             raise DataError(f"there is no column {lacking[0]!r}; the columns are {listed(columns)}")
         if self._roles is None:
-            self._roles = roles(columns, self._ids, label, names)
+            self._roles = roles(columns, self._ids, label or self._label, names)
             unused = [name for name in columns if name not in (self._roles.label, *self._roles.inputs, *self._ids)]
             more = f"; not used: {listed(unused)}" if unused else ""
             self._notify(f"the label is {self._roles.label!r}, the inputs are {listed(self._roles.inputs)}{more}")

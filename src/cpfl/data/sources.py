@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from cpfl.data import archives, columns, embedded, natural, parquet, tables
+from cpfl.data import archives, columns, embedded, natural, parquet, saved, tables
 from cpfl.data.catalogue import CATALOGUE, Entry, cache_folder
 from cpfl.data.samples import Samples
 from cpfl.data.tables import Roles
@@ -17,9 +17,10 @@ from cpfl.registry import did_you_mean
 from cpfl.user_files import expanded
 
 Split = Literal["train", "test", "public"]
+TABLES = ("table", "saved")  # formats whose columns an experiment may name
 LAYOUTS = (
     "train-*.parquet with columns image and label, train-*.csv, .npz or .parquet with columns of labels and numbers, "
-    "LEAF's train/*.json, or the published files of CIFAR-10, STL-10 or SVHN"
+    "what save_to_disk of Hugging Face writes, LEAF's train/*.json, or the published files of CIFAR-10, STL-10 or SVHN"
 )
 
 
@@ -94,7 +95,7 @@ def load(
         return _read(about, split, split, limit, roles)
     # A folder under another name may still hold the published files of a known set.
     known = CATALOGUE.get(Path(name).name) or CATALOGUE.get(about.format) or about
-    named = public_splits or (("train",) if about.format == "table" else known.public)
+    named = public_splits or (("train",) if about.format in TABLES else known.public)
     parts = [part for one in named if (part := _read(about, one, split, limit, roles)) is not None]
     x = parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts])
     return Samples(x, fields=parts[0].fields, names=parts[0].names)
@@ -102,15 +103,17 @@ def load(
 
 def _read(about: Entry, split: str, use: Split, limit: int, roles: Roles) -> Samples | None:
     """One split of a set that was found; None only where it is used as a test set and missing."""
-    if roles.label and use == "train" and about.format != "table":
+    if roles.label and use == "train" and about.format not in TABLES:
         raise SettingError(
-            f"data.label = {roles.label!r} names a column of a table (csv, npz or parquet); "
+            f"data.label = {roles.label!r} names a column of a table (csv, npz, parquet or save_to_disk); "
             f"the labels of '{about.name}' are known"
         )
     if about.path is None:
         samples = embedded.read(about.name, split)
     elif about.format == "table":
         samples = tables.read(about.path, split, roles, labelled=use != "public")
+    elif about.format == "saved":
+        samples = saved.read(about.path, split, roles, limit, labelled=use != "public")
     elif about.format in natural.READERS:
         samples = natural.READERS[about.format].read(about.path, split)
     elif about.format == "parquet":
@@ -131,7 +134,8 @@ def _splits(path: Path) -> list[str]:
         return list(tables.splits(path))
     if natural.recognise(path):
         return list(natural.SPLITS)
-    return parquet.splits(path) or archives.leaf_splits(path) or sorted(tables.splits(path))
+    found = saved.splits(path) or parquet.splits(path) or archives.leaf_splits(path)
+    return found or sorted(tables.splits(path))
 
 
 def _format(path: Path) -> str | None:
@@ -142,6 +146,8 @@ def _format(path: Path) -> str | None:
     try:
         if os.path.isfile(path):
             return "table" if tables.splits(path) else None
+        if saved.splits(path):
+            return "saved"
         if parquet.splits(path):
             return "parquet" if parquet.has_images(path) else "table"
         return archives.recognise(path) or natural.recognise(path) or ("table" if tables.splits(path) else None)
@@ -156,6 +162,8 @@ def class_names(name: str, roots: Sequence[Path], roles: Roles) -> list[str]:
         return []
     if about.format == "table":
         return list(tables.class_names(about.path, roles))
+    if about.format == "saved":
+        return saved.class_names(about.path, roles)
     if about.format == "parquet":
         return parquet.class_names(about.path)
     return list(CATALOGUE.get(about.format, about).class_names)

@@ -43,7 +43,7 @@ Source = str | Path | Experiment
 """A preset's name, a file, or the experiment itself."""
 
 ServerData = Callable[[], Any]
-"""A user's function: the test set as (inputs, labels), or the public set as inputs alone."""
+"""A user's function: the test set as (inputs, labels), or the public set as inputs alone, in any form of `cpfl.run`."""
 
 
 def server_app(

@@ -50,7 +50,8 @@ class Data(Section):
     """What samples are: pixels (bytes, scaled to 0 … 1), numbers, or integers such as tokens, which stay integers.
     auto: bytes of (channels, height, width) are pixels, other integers stay integers."""
     label: str = ""
-    """Column of labels in a csv, npz or parquet file; empty: label, labels, target, y or class."""
+    """Column of labels in a table: csv, npz, parquet, save_to_disk, a frame or dataset in Python; empty: label, labels,
+    target, y or class."""
     split: Literal["dirichlet", "iid", "column", "shards"] = "dirichlet"
     """How training samples are divided among clients."""
     alpha: Annotated[float, Field(ge=1e-6, le=MOST), NoBool, When("split = dirichlet")] = 0.1

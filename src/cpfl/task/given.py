@@ -64,7 +64,7 @@ def with_clients(experiment: Experiment, given: Given) -> Experiment:
 def reader_of(experiment: Experiment, notify: Callable[[str], None]) -> SetReader:
     """A reader that takes no id column of the experiment for an input."""
     ids = (experiment.data.column, experiment.assignment.rule_args.get("column"))
-    return SetReader([name for name in ids if isinstance(name, str) and name], notify)
+    return SetReader([name for name in ids if isinstance(name, str) and name], notify, experiment.data.label)
 
 
 def labelled(given: Any, name: str, reader: SetReader, clients: int) -> tuple[Any, ...] | None:

@@ -87,6 +87,8 @@ def given_arrays(
     experiment = experiment or Experiment()
     reader = reader_of(experiment, notify)
     pairs = [labelled(data, name, reader, experiment.clients) for data, name in ((train, "train"), (test, "test"))]
+    if train is not None and experiment.data.label and not reader.has_columns:
+        raise SettingError(f"data.label = {experiment.data.label!r} names a column of a table; train has none")
     public = unlabelled(public, reader)
     if isinstance(public, tuple) and not any(pair and isinstance(pair[0], tuple | dict) for pair in pairs):
         raise CpflError("public takes inputs alone, one array or tensor, not a tuple")
