@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.data.forms import (
     BY_COLUMN,
+    FEATURES,
     NAMES,
     OWNER,
     PARTS,
@@ -86,10 +87,26 @@ def test_forms_by_client(form: str) -> None:
     )
 
 
+class Streamed:
+    """A table that Arrow can read, as those of polars are."""
+
+    def __init__(self, held: dict[str, Any]) -> None:
+        self.columns, self._table = list(held), pa.table(held)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
 ONE_SET: dict[str, Callable[[], Any]] = {
     "Dataset": lambda: tensors(X, Y),
     "Arrow table": lambda: pa.table(columns(X, Y, who=OWNER)),
     "frame": lambda: pandas().DataFrame(columns(X, Y, who=OWNER)),
+    "Arrow stream": lambda: Streamed(columns(X, Y, who=OWNER)),
+    "frame of inputs, labels and ids": lambda: (
+        (table := pandas().DataFrame(columns(X, Y, who=OWNER)))[FEATURES],
+        table["label"],
+        {"who": table["who"]},
+    ),
     "frame and its label": lambda: (pandas().DataFrame(columns(X, Y, who=OWNER)).rename(columns={"label": "k"}), "k"),
     "frame of categories": lambda: pandas().DataFrame(columns(X, Y, who=OWNER)).astype({"who": "category"}),
     "Hugging Face dataset": lambda: hugging_face().Dataset.from_dict(columns(X, Y, who=OWNER)),
