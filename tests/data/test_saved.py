@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,10 @@ def test_damaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_bytes(file.read_bytes()[:-cut])
         with pytest.raises(DataError, match="damaged or no Arrow stream"):
             loaded(folder)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(DataError, match="it is no plain file"):
+        loaded(folder)
     with pytest.raises(DataError, match=r"the columns of the files in .* differ"):
         loaded(save(tmp_path / "b", GOOD, GOOD.rename_columns(["picture", "label"])))
     monkeypatch.setenv("CPFL_MAX_GB", "1e-8")

@@ -7,11 +7,13 @@ folder of one data set is a training set.
 import io
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +27,7 @@ from cpfl.data.parquet import UNREADABLE, cached, open_image
 from cpfl.data.samples import Array, Samples
 from cpfl.data.tables import Roles
 from cpfl.errors import DataError, first_line
+from cpfl.user_files import check_readable
 
 SPLITS, STATE, INFO = "dataset_dict.json", "state.json", "dataset_info.json"
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream that is whole; without it, one that was cut would only be shorter
@@ -71,7 +74,7 @@ def class_names(folder: Path, named: Roles) -> list[str]:
     for split in splits(folder):
         where = _part(folder, split)
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            features = json.loads((where / INFO).read_text(encoding="utf-8"))["features"]
+            features = _json(where / INFO)["features"]
             names = features[named.label or label_columns(features, named.ids)[0]].get("names")
             if isinstance(names, list) and all(isinstance(name, str) for name in names):
                 return names
@@ -89,8 +92,7 @@ def _part(folder: Path, split: str) -> Path:
 def _table(folder: Path) -> tuple[pa.Table, list[Path]]:
     """All rows of a split, and the files that hold them."""
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        names = [str(entry["filename"]) for entry in state["_data_files"]]
+        names = [str(entry["filename"]) for entry in _json(folder / STATE)["_data_files"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(f"{folder / STATE} does not list the files of a data set: {first_line(error)}") from error
     if strange := [name for name in names if Path(name).name != name or not name.endswith(".arrow")]:
@@ -106,10 +108,16 @@ def _table(folder: Path) -> tuple[pa.Table, list[Path]]:
         raise DataError(f"the columns of the files in {folder} differ: {first_line(error)}") from error
 
 
+def _json(file: Path) -> Any:
+    check_readable(file)
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
 def _batches(file: Path) -> tuple[list[pa.RecordBatch], pa.Schema]:
     """The rows of one file, whose parts may unpack to more than the file has."""
     batches, size = list[pa.RecordBatch](), 0
     try:
+        check_readable(file, sys.maxsize)  # rows count, by check_size
         with pa.ipc.open_stream(pa.memory_map(str(file))) as stream:
             for batch in stream:
                 size += batch.nbytes
