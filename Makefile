@@ -23,9 +23,8 @@ fuzz: $(VENV)/ready
 
 coverage: $(VENV)/ready
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report
+	$(BIN)/coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder; status=$$?; \
+	$(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$status
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

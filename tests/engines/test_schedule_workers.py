@@ -12,7 +12,15 @@ import torch
 
 from cpfl.data.given import Given
 from cpfl.engines.lanes import LaneEngine
-from cpfl.engines.lanes.batch_schedule import EMPTY, MAX_REQUESTS, ClientRound, ScheduleWorkers, draw, lay_out
+from cpfl.engines.lanes.batch_schedule import (
+    EMPTY,
+    MAX_REQUESTS,
+    ClientRound,
+    ScheduleWorkers,
+    Source,
+    draw,
+    lay_out,
+)
 from cpfl.federation import local_training
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.method import open_sessions
@@ -61,7 +69,8 @@ def test_workers_draw_the_same_schedules_in_any_order() -> None:
     def work(client: int, round: int) -> ClientRound:
         return ClientRound(0, client, round, sizes[client], steps=1)
 
-    workers = ScheduleWorkers(made, 2)
+    workers = ScheduleWorkers(2)
+    workers.add(0, Source.of(made))
     try:
         client_rounds = [work(client, round) for round in (1, 2) for client in range(20)]
         workers.request(client_rounds)

@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -141,14 +142,22 @@ def _local_engine(name: str, task: Task, device: torch.device, notify: Notify, w
             notify("training on one core: worker processes are forked, which needs Linux and no visible GPU")
         return WorkerEngine(task, workers)
     check_memory(task, device, in_lanes=True)
+    try:
+        return lane_engine(task, device=device, notify=notify)
+    except Exception as error:
+        if out_of_memory(error) or device_failed(error):
+            raise
+        notify(NOT_IN_LANES + first_line(error))  # the compiler fails in many ways
+        return ReferenceEngine(task, device)
+
+
+def lane_engine(task: Task | Sequence[Task], *shared: Any, device: torch.device, notify: Notify) -> LaneEngine:
+    """Lanes for a task, or for runs that share them; fewer if there is no memory for all."""
     lanes = wanted = LaneEngine.default_lanes(task, device)
     while True:
         try:
-            engine = LaneEngine(task, device, lanes)
+            engine = LaneEngine(task, device, lanes, None, *shared) if shared else LaneEngine(task, device, lanes)
         except Exception as error:
-            if not out_of_memory(error) and not device_failed(error):  # the compiler fails in many ways
-                notify(NOT_IN_LANES + first_line(error))
-                return ReferenceEngine(task, device)
             if not out_of_memory(error) or lanes == 1:
                 raise
         else:

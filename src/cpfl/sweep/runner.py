@@ -15,11 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from cpfl import api, trackers
 from cpfl.api import Run
 from cpfl.callbacks import Callback
 from cpfl.data.given import Given
-from cpfl.engines.create import ONE_PROCESS, check_engine, torch_device
+from cpfl.engines.create import ONE_PROCESS, check_engine, resolve_engine, torch_device
+from cpfl.engines.lanes.shared import RunEngine
 from cpfl.engines.ray import resolve_cluster
 from cpfl.engines.workers.pool import cores
 from cpfl.errors import RunFolderError, SettingError, SweepError
@@ -28,6 +31,7 @@ from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots
 from cpfl.settings import GIVEN, Experiment, experiment_file
 from cpfl.sweep.grid import SweepGrid, default_folder, value_of
+from cpfl.sweep.side_by_side import SideBySide, groups
 from cpfl.task.given import UNKNOWN, client_settings, with_clients
 from cpfl.task.loading import absolute, check_public, given_arrays, load_task
 from cpfl.user_files import expanded
@@ -169,13 +173,7 @@ def sweep(
         elif jobs > 1 and len(work) > 1:
             run_in_processes(work, min(jobs, len(work)), common, callback, end)
         else:
-            for path, variant in work.items():
-                error = None
-                try:
-                    run_or_resume(variant, path, callback.on_progress, **common)
-                except Exception as caught:  # whatever it is, the other runs continue
-                    error = caught
-                end(path, error)
+            run_here(work, common, callback, end)
     runs = [Run(folder / name) for name in grid.runs if folder / name not in failed]
     if failed:
         raise SweepError(len(grid.runs), runs, failed)
@@ -254,6 +252,39 @@ def run_or_resume(experiment: Experiment, path: Path, report: Callable[[RunProgr
     if common.get("engine") == "auto":
         common["engine"] = ""  # the one it started with
     api.resume(path, callback=callback, **common)
+
+
+def run_here(work: Work, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
+    """All runs in this process: side by side those that can share lanes, the others one after the other."""
+    for group in groups(work):
+        if len(group) > 1 and (device := lanes_for(group, common, callback.on_message)):
+            own = {**common, "workers": 0}
+
+            def run(experiment: Experiment, path: Path, engine: RunEngine) -> None:
+                run_or_resume(experiment, path, callback.on_progress, **{**own, "engine": engine})
+
+            SideBySide(group, run, device, callback.on_message, end).work()
+            continue
+        for path, experiment in group.items():
+            error = None
+            try:
+                run_or_resume(experiment, path, callback.on_progress, **common)
+            except Exception as caught:  # whatever it is, the other runs continue
+                error = caught
+            end(path, error)
+
+
+def lanes_for(group: Work, common: Mapping[str, Any], notify: Callable[[str], None]) -> torch.device | None:
+    """The device on which these runs, with the same common settings, share lanes; None: they do not."""
+    name, (first, *_) = common.get("engine", "auto"), group.values()
+    begun = [RunFolder.open(path).engine() for path in group if (path / "run.json").is_file()]
+    device = torch_device(common["cluster"].device, name)
+    if name not in ("auto", "lanes") or first.model.by_cohort or (name == "auto" and device.type != "cuda"):
+        return None
+    if any(engine != "lanes" for engine in begun):
+        return None
+    task = load_task(first, common.get("data"), common.get("model"), _given(first, common), lambda text: None)
+    return device if resolve_engine(name, task, device, notify) == "lanes" else None
 
 
 def run_in_processes(work: Work, jobs: int, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:

@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,25 @@ class ClientRound:
     samples: int
     steps: int
     position: int = 0  # among the participants
+    run: int = 0  # whose cohort it is
+
+
+class Source(NamedTuple):
+    """What a run's schedules depend on; without a shape nothing is augmented."""
+
+    settings: Federation
+    seed: int
+    shape: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, task: Task) -> "Source":
+        """The source of a task's schedules."""
+        shape = task.data.train.shape if task.data.augmented else None
+        return cls(task.experiment.federation, task.experiment.seed, shape)
+
+    def draw(self, one: ClientRound) -> BatchSchedule:
+        """The schedule of a client's round, drawn here."""
+        return draw(*self, one.samples, one.client, one.round)
 
 
 def draw(
@@ -77,9 +97,8 @@ def lay_out(
 class ScheduleWorker:
     """A process that answers requests in their order."""
 
-    def __init__(self, task: Task) -> None:
-        self._settings, shape = task.experiment.federation, task.data.train.shape if task.data.augmented else None
-        self._cell = 4 if shape is None else 9  # bytes of a position, and of its augmentation
+    def __init__(self) -> None:
+        self._sources: dict[int, Source] = {}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cpfl.engines.lanes.batch_schedule"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -93,8 +112,12 @@ class ScheduleWorker:
             fcntl.fcntl(self._answers, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._open: deque[ClientRound] = deque()
         self._alive = True
-        header = {"federation": self._settings.model_dump(), "seed": task.experiment.seed, "shape": shape}
-        self._write(json.dumps(header).encode() + b"\n")
+
+    def add(self, run: int, source: Source) -> None:
+        """Make a run known, before its first request."""
+        self._sources[run] = source
+        about = {"run": run, "federation": source.settings.model_dump(), "seed": source.seed, "shape": source.shape}
+        self._write(json.dumps(about).encode() + b"\n")
 
     @property
     def load(self) -> int:
@@ -104,20 +127,19 @@ class ScheduleWorker:
     def request(self, one: ClientRound) -> None:
         """Ask for a client's schedule."""
         self._open.append(one)
-        self._write(b"%d %d %d\n" % (one.samples, one.client, one.round))
+        self._write(b"%d %d %d %d\n" % (one.run, one.samples, one.client, one.round))
 
     def next(self) -> tuple[ClientRound, BatchSchedule | None]:
         """Wait for the next answer; None: there will be no more."""
         one, data = self._open.popleft(), b""
-        shape = (
-            local_training.steps(self._settings, one.samples),
-            local_training.largest_batch(self._settings, one.samples),
-        )
+        settings, _, augmented = self._sources[one.run]
+        shape = local_training.steps(settings, one.samples), local_training.largest_batch(settings, one.samples)
         cells = math.prod(shape)
+        size = cells * (4 if augmented is None else 9)  # bytes: a position, and its augmentation
         if self._alive:
             with contextlib.suppress(OSError):
-                data = self._answers.read(cells * self._cell)
-            self._alive = len(data) == cells * self._cell
+                data = self._answers.read(size)
+            self._alive = len(data) == size
         if not self._alive:
             return one, None
         order_SB, rest = np.frombuffer(data, np.int32, cells).reshape(shape), data[4 * cells :]
@@ -138,13 +160,18 @@ class ScheduleWorker:
 
 
 class ScheduleWorkers:
-    """So many workers for one task."""
+    """So many workers for the runs that are added."""
 
-    def __init__(self, task: Task, count: int) -> None:
-        self.workers = [ScheduleWorker(task) for _ in range(count)]
+    def __init__(self, count: int) -> None:
+        self.workers = [ScheduleWorker() for _ in range(count)]
         self._queued: dict[ClientRound, None] = {}  # requests that no worker has yet, in order
         self._with: dict[ClientRound, ScheduleWorker] = {}  # the worker of what is not taken yet
         self._made: dict[ClientRound, BatchSchedule] = {}
+
+    def add(self, run: int, source: Source) -> None:
+        """Make a run known, before its first request."""
+        for worker in self.workers:
+            worker.add(run, source)
 
     def request(self, client_rounds: Sequence[ClientRound]) -> None:
         """Ask for these schedules after earlier ones; requests wait while all workers are busy."""
@@ -190,10 +217,15 @@ def main() -> None:
     """A schedule worker: it ends when the main process closes its pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to answer
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    header = json.loads(requests.readline())
-    settings, seed, shape = Federation(**header["federation"]), header["seed"], header["shape"]
+    sources: dict[int, Source] = {}
     for request in requests:
-        order, augmentation = draw(settings, seed, tuple(shape) if shape else None, *map(int, request.split()))
+        if request.startswith(b"{"):
+            about = json.loads(request)
+            shape = tuple(about["shape"]) if about["shape"] else None
+            sources[about["run"]] = Source(Federation(**about["federation"]), about["seed"], shape)
+            continue
+        run, *address = map(int, request.split())
+        order, augmentation = draw(*sources[run], *address)
         with contextlib.suppress(BrokenPipeError):
             answers.write(order.tobytes() + (b"" if augmentation is None else augmentation.tobytes()))
             answers.flush()

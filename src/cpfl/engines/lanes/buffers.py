@@ -1,12 +1,14 @@
 """All tensors that lanes keep on the device, and the way of small arrays to it and back.
 
 Whatever a captured graph reads keeps its address for life: tensors are made once and only written into.
-Axes: M clients, N cohorts, S slots for clients' models that are aggregated together, V models evaluated together,
-F staged clients, P parameters, Q running statistics of BatchNorm. Row M, N or S is for entries that stay empty.
+Axes: M clients and N cohorts, of all runs that share the lanes; S slots for clients' models that are aggregated
+together, V models evaluated together, F staged clients, P parameters, Q running statistics of BatchNorm. Row M, N or S
+is for entries that stay empty.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
 
 import numpy as np
 import torch
@@ -14,16 +16,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cpfl.engines.lanes.local_batch_norm import LocalBatchNorm
+from cpfl.engines.lanes.member import (
+    Member,
+    Rows,
+    ServerKey,
+    Space,
+    common_rate,
+    has_squared_losses,
+    largest_batch,
+    server_key,
+)
 from cpfl.engines.lanes.model import LaneModel
 from cpfl.federation import optimizers
 from cpfl.federation.messages import CLIENT_STATE_MEAN
 from cpfl.federation.optimizers.base import ServerOptimizer
-from cpfl.federation.selection.base import participants_per_round
 from cpfl.federation.session import Session
 from cpfl.models import batch_norm
 from cpfl.models.adapter import Inputs, mapped
 from cpfl.models.layout import Layout
-from cpfl.settings.choices import SELECTIONS
+from cpfl.settings import Federation
 from cpfl.task.task import Task
 
 ALIGNMENT = 16  # bytes; every type can be viewed from such an address
@@ -33,21 +44,59 @@ COPIES = 64  # of a staging buffer that may be on their way at a time
 class DeviceBuffers:
     """What all lanes share: the samples, the model's layout, and every cohort's model and running sum."""
 
-    def __init__(self, task: Task, device: torch.device) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], device: torch.device, rows: Rows, servers: Collection[Federation] = ()
+    ) -> None:
+        """For tasks of the same samples and model, and others like them: as many as `rows` hold, and with `servers`."""
+        self.task = task = tasks[0]  # where all are the same, any will do
         data, experiment = task.data, task.experiment
         self.x, self.y = (torch.as_tensor(values).to(device) for values in (data.train.x, data.train.y))
         self.model = LaneModel(task, device)
-        self.device, self.task, self.layout, self.dtype = device, task, self.model.layout, data.transform.dtype
-        self.models_NP = torch.zeros(experiment.cohorts + 1, self.layout.size, dtype=self.dtype, device=device)
+        self.device, self.layout, self.dtype = device, self.model.layout, data.transform.dtype
+        self.models_NP = torch.zeros(rows.cohorts + 1, self.layout.size, dtype=self.dtype, device=device)
         self.sums_NP = torch.zeros_like(self.models_NP)
         self.stats_NQ = self.models_NP.new_zeros(len(self.models_NP), self.model.stats.layout.size)
         self.stats_sums_NQ = torch.zeros_like(self.stats_NQ)
-        self.losses_M = torch.zeros(experiment.clients + 1, dtype=self.dtype, device=device)
-        self.has_squared_losses = SELECTIONS.find(experiment.federation.selection).squared_losses
+        self.losses_M = torch.zeros(rows.clients + 1, dtype=self.dtype, device=device)
+        self.has_squared_losses = has_squared_losses(tasks)
+        self.rate, self.batch = common_rate(tasks), max(map(largest_batch, tasks))
         self.squared_losses_M = torch.zeros_like(self.losses_M)
-        self.algorithm = AlgorithmBuffers(task, self.layout, device)
+        own = [task.experiment.federation for task in tasks]
+        self.algorithm = AlgorithmBuffers(self.layout, self.dtype, device, rows, [*own, *servers])
         local = batch_norm.local_names(experiment.federation, self.model.module)
-        self.local = LocalBatchNorm(task, self.model, local, device) if local else None
+        self.local = LocalBatchNorm(task, self.model, local, rows.clients, device) if local else None
+        self._numbers: Iterator[int] = count()
+        self._spaces = Space(rows.cohorts), Space(rows.clients), Space(rows.models)
+
+    def admit(self, task: Task) -> Member | None:
+        """Rows for a run; None: there is no room for it now."""
+        wanted, firsts = vars(Rows.of(task)).values(), list[int]()
+        for space, size in zip(self._spaces, wanted, strict=True):
+            first = space.take(size)
+            if first is None:
+                for taken, start, rows in zip(self._spaces, firsts, wanted, strict=False):
+                    taken.give_back(start, rows)
+                return None
+            firsts.append(first)
+        return Member(next(self._numbers), task, Rows(*firsts))
+
+    def release(self, member: Member) -> None:
+        """Make room for another run."""
+        sizes = vars(Rows.of(member.task)).values()
+        for space, first, size in zip(self._spaces, vars(member.first).values(), sizes, strict=True):
+            space.give_back(first, size)
+
+    def load(self, member: Member, sessions: Sequence[Session]) -> None:
+        """Start from the state of these sessions, all of one run."""
+        for session in sessions:
+            row = member.cohort_row(session)
+            self.models_NP[row] = self.layout.row(session.model, self.device)
+            self.stats_NQ[row] = self.model.stats.row(session.model, self.device)
+            for rows in (self.sums_NP, self.stats_sums_NQ):
+                rows[row].zero_()
+        self.algorithm.load(member, sessions)
+        if self.local is not None:
+            self.local.load(member, sessions)
 
     def samples(self, staged: dict[str, Tensor]) -> tuple[Inputs, Tensor]:
         """Model inputs and labels for staged rows; empty rows give some sample that the caller masks."""
@@ -58,51 +107,65 @@ class DeviceBuffers:
         return mapped(lambda each: each.reshape(*rows.shape, *each.shape[1:]), x), self.y[rows.long().clamp(min=0)]
 
 
+class ServerBuffers:
+    """A server optimizer, and what it remembers of each cohort."""
+
+    def __init__(self, settings: Federation, zeros_NP: Tensor) -> None:
+        self.optimizer = optimizers.server_optimizer(settings)
+        self.rows_NP = {name: torch.zeros_like(zeros_NP) for name in self.optimizer.buffers}
+
+
 class AlgorithmBuffers:
     """What the client and server optimizers remember from round to round; rows that they do not need are missing."""
 
-    def __init__(self, task: Task, layout: Layout, device: torch.device) -> None:
-        experiment, settings, dtype = task.experiment, task.experiment.federation, task.data.transform.dtype
-        self.client, self.server = optimizers.client_optimizer(settings), optimizers.server_optimizer(settings)
+    def __init__(
+        self, layout: Layout, dtype: torch.dtype, device: torch.device, rows: Rows, settings: Sequence[Federation]
+    ) -> None:
+        """`settings` are of all runs, and differ in no more than the server's sums."""
+        first = settings[0]
+        self.client, self.server = optimizers.client_optimizer(first), optimizers.server_optimizer(first)
         self._layout, self._device = layout, device
-        self.clips = type(self.server).clip_update is not ServerOptimizer.clip_update or settings.max_update_norm > 0
+        self.clips = type(self.server).clip_update is not ServerOptimizer.clip_update or first.max_update_norm > 0
         # Rules for updates of different staleness must see all of them.
-        self.stale = bool(settings.mixes_ages)
+        self.stale = bool(first.mixes_ages)
         self.needs_all_models = self.stale or self.server.needs_all_models
-        clients, cohorts = experiment.clients + 1, experiment.cohorts + 1
 
-        def rows(count: int, needed: bool) -> Tensor:
-            return torch.zeros(count if needed else 0, layout.size, dtype=dtype, device=device)
+        def table(count: int, needed: bool) -> Tensor:
+            return torch.zeros(count + 1 if needed else 0, layout.size, dtype=dtype, device=device)
 
-        self.client_states_MP = rows(clients, self.client.has_client_state)
-        self.means_NP = rows(cohorts, self.client.has_client_state)  # of the client states
-        self.changes_NP = rows(cohorts, self.client.has_client_state)  # of the client states in a round, summed
-        # The first slot of every cohort, and the one after the last.
-        self.slots = np.cumsum([0, *(_round_clients(task, len(cohort)) for cohort in task.cohorts)])
-        self.models_SP = rows(int(self.slots[-1]) + 1, self.needs_all_models)  # of clients that have ended
-        self.server_NP = {name: rows(cohorts, True) for name in self.server.buffers}
+        self.client_states_MP = table(rows.clients, self.client.has_client_state)
+        self.means_NP = table(rows.cohorts, self.client.has_client_state)  # of the client states
+        self.changes_NP = table(rows.cohorts, self.client.has_client_state)  # of the client states in a round, summed
+        self.models_SP = table(rows.models, self.needs_all_models)  # of clients that have ended
+        self.empty_model = rows.models
+        zeros_NP = torch.zeros(1, 1, dtype=dtype, device=device).expand(rows.cohorts + 1, layout.size)
+        self.servers: dict[ServerKey, ServerBuffers] = {}
+        for one in settings:
+            if server_key(one) not in self.servers:
+                self.servers[server_key(one)] = ServerBuffers(one, zeros_NP)
+
+    def cohort_rows(self, key: ServerKey) -> dict[str, Tensor]:
+        """All that a cohort with this server keeps, by name."""
         means = {CLIENT_STATE_MEAN: self.means_NP} if self.client.has_client_state else {}
-        self.cohort_NP = {**self.server_NP, **means}  # all that a cohort keeps
+        return {**self.servers[key].rows_NP, **means}
 
-    def load(self, sessions: Sequence[Session]) -> None:
-        """Start from the state of these sessions; the first one has cohort slot 0."""
-        for rows in (self.client_states_MP, self.means_NP, self.changes_NP):
-            rows.zero_()
-        for name, rows in self.server_NP.items():
-            rows.fill_(self.server.initial_value(name))
-        for slot, session in enumerate(sessions):
-            for name, state in session.algorithm_state.cohort.items():
-                self.cohort_NP[name][slot] = self._layout.row(state, self._device)
-            for client, state in session.algorithm_state.clients.items() if self.client.has_client_state else ():
-                self.client_states_MP[client] = self._layout.row(state, self._device)
-
-
-def _round_clients(task: Task, clients: int) -> int:
-    """The most clients whose models one round of a cohort may aggregate."""
-    settings = task.experiment.federation
-    if settings.straggler_policy == "stale":  # those of all earlier rounds may arrive at once
-        return clients
-    return min(clients, settings.buffer_size or participants_per_round(settings, clients))
+    def load(self, member: Member, sessions: Sequence[Session]) -> None:
+        """Start from the state of these sessions."""
+        server, tables = self.servers[member.server_key], self.cohort_rows(member.server_key)
+        if self.client.has_client_state:
+            first = member.first.clients
+            self.client_states_MP[first : first + member.task.experiment.clients].zero_()
+        for session in sessions:
+            row, state = member.cohort_row(session), session.algorithm_state
+            if self.client.has_client_state:
+                self.means_NP[row].zero_()
+                self.changes_NP[row].zero_()
+            for name, rows_NP in server.rows_NP.items():
+                rows_NP[row].fill_(server.optimizer.initial_value(name))
+            for name, kept in state.cohort.items():
+                tables[name][row] = self._layout.row(kept, self._device)
+            for client, own in state.clients.items() if self.client.has_client_state else ():
+                self.client_states_MP[member.client_row(client)] = self._layout.row(own, self._device)
 
 
 class StagingBuffer:

@@ -3,7 +3,7 @@
 import gc
 import heapq
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import ClassVar
 
@@ -15,12 +15,14 @@ from cpfl.engines.base import Engine, OnRound
 from cpfl.engines.gpu_errors import out_of_memory
 from cpfl.engines.lanes.batch_schedule import ScheduleWorkers
 from cpfl.engines.lanes.buffers import DeviceBuffers
-from cpfl.engines.lanes.evaluation import Evaluator
+from cpfl.engines.lanes.evaluation import Evaluator, EvaluatorKind
+from cpfl.engines.lanes.member import Member, Rows, largest_batch
 from cpfl.engines.lanes.scheduler import Scheduler
 from cpfl.engines.lanes.step import Lanes
 from cpfl.federation import local_training
 from cpfl.federation.selection.base import participants_per_round
 from cpfl.federation.session import Session
+from cpfl.settings import Federation
 from cpfl.task.task import Task
 
 MOST = {"cuda": 128, "cpu": 16}
@@ -31,26 +33,69 @@ SMALL = 16  # lanes of the small step, which takes over when fewer clients are l
 
 
 class LaneEngine(Engine):
-    """Trains the clients of all cohorts side by side on one device."""
+    """Trains the clients of all cohorts side by side on one device; of several runs, if they share it."""
 
     name = "lanes"
     living: ClassVar[weakref.WeakSet["LaneEngine"]] = weakref.WeakSet()
     """All of this process. While there is one, the compiler must not be reset: that would unload kernels which its
     graphs launch."""
 
-    def __init__(self, task: Task, device: torch.device, lanes: int = 0, schedule_workers: int | None = None) -> None:
+    def __init__(
+        self,
+        task: Task | Sequence[Task],
+        device: torch.device,
+        lanes: int = 0,
+        schedule_workers: int | None = None,
+        room: Rows | None = None,
+        servers: Collection[Federation] = (),
+    ) -> None:
+        """For a task, or for some of the runs that will share the lanes.
+
+        Then there is `room` for so many at a time, with these `servers` among them; tasks have the same samples, model
+        and client optimizer.
+        """
+        tasks = [task] if isinstance(task, Task) else list(task)
         self.device = device.type
         # Before anything is compiled: they need a few seconds to start.
         workers = SCHEDULE_WORKERS.get(device.type, 0) if schedule_workers is None else schedule_workers
-        self.schedules = ScheduleWorkers(task, workers)
+        self.schedules = ScheduleWorkers(workers)
         weakref.finalize(self, self.schedules.end)
-        models.choose_arithmetic(task.experiment.precision)
-        self.buffers = DeviceBuffers(task, device)
-        count = lanes or self.default_lanes(task, device)
+        models.choose_arithmetic(tasks[0].experiment.precision)
+        self.buffers = DeviceBuffers(tasks, device, room or Rows.of(tasks[0]), servers)
+        count = lanes or self.default_lanes(tasks, device)
         self.large = Lanes(self.buffers, count)
-        self.evaluator = Evaluator(self.buffers)
+        self._evaluators: dict[EvaluatorKind, Evaluator] = {}
         self.small_count = SMALL if device.type == "cuda" and count > 2 * SMALL else 0
         self.living.add(self)
+        self._own = self.admit(tasks[0]) if isinstance(task, Task) else None
+        if self._own is not None:
+            self.evaluator(self._own)  # what it needs is captured before anything trains
+
+    def admit(self, task: Task) -> Member | None:
+        """Take in a run; None: there is no room for it now."""
+        member = self.buffers.admit(task)
+        if member is not None:
+            self.schedules.add(member.number, member.source)
+        return member
+
+    def fits(self, task: Task) -> bool:
+        """Whether a task's samples are those of these lanes, its batches fit, and its model is the same one, in what
+        is not trained too."""
+        if self.buffers.task.data.train.fingerprint() != task.data.train.fingerprint():
+            return False
+        ours, theirs = self.buffers.task.layout(), task.layout()
+        constant = {**ours.frozen, **ours.buffers}.items()
+        others = {**theirs.frozen, **theirs.buffers}
+        same = ours.shapes == theirs.shapes and ours.ties == theirs.ties and len(constant) == len(others)
+        same = same and all(name in others and torch.equal(value, others[name]) for name, value in constant)
+        return same and largest_batch(task) <= self.buffers.batch
+
+    def evaluator(self, member: Member) -> Evaluator:
+        """The one for a run's cohorts."""
+        kind = EvaluatorKind.of(member, self.buffers.device)
+        if kind not in self._evaluators:
+            self._evaluators[kind] = Evaluator(self.buffers, kind)
+        return self._evaluators[kind]
 
     @cached_property
     def _small(self) -> Lanes:
@@ -72,23 +117,29 @@ class LaneEngine(Engine):
         return None
 
     @staticmethod
-    def default_lanes(task: Task, device: torch.device) -> int:
+    def default_lanes(task: Task | Sequence[Task], device: torch.device) -> int:
         """The number that does a round of all cohorts soonest."""
-        settings = task.experiment.federation
+        tasks = [task] if isinstance(task, Task) else task
         rounds = []
-        for clients in task.cohorts:
-            steps = np.sort(local_training.all_steps(settings, task.data.clients.training_sizes[clients]))[::-1]
+        for one, clients in ((one, clients) for one in tasks for clients in one.cohorts):
+            settings = one.experiment.federation
+            steps = np.sort(local_training.all_steps(settings, one.data.clients.training_sizes[clients]))[::-1]
             taking_part = np.linspace(0, len(steps) - 1, participants_per_round(settings, len(steps))).astype(np.int64)
             rounds.append(steps[taking_part].tolist())
-        most = min(MOST.get(device.type, MOST["cpu"]), task.experiment.clients)
+        most = min(MOST.get(device.type, MOST["cpu"]), sum(one.experiment.clients for one in tasks))
         counts = range(FEWEST, most + 1, FEWEST) if most >= FEWEST else [most]
         return min(counts, key=lambda count: (OVERHEAD + count) * steps_of_all(rounds, count))
 
     def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
-        """Do all rounds of all sessions."""
+        """Do all rounds of all sessions of the only run."""
+        assert self._own is not None, "runs that share lanes are added to a scheduler"
         if active := [session for session in sessions if not session.idle]:
             with models.threads(1):
-                Scheduler(self, active, on_round).work()
+                scheduler = Scheduler(self)
+                training = scheduler.add(self._own, active, on_round)
+                scheduler.work()
+            if training.error is not None:
+                raise training.error
 
 
 def steps_of_all(rounds: Sequence[Sequence[int]], lanes: int) -> int:

@@ -6,6 +6,7 @@ Axes: V models evaluated together, B samples of each, K participants, P paramete
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from cpfl.engines.lanes.batch_schedule import EMPTY, ClientRound
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer, download, upload
+from cpfl.engines.lanes.member import Member, ServerKey
 from cpfl.engines.lanes.step import captured
 from cpfl.errors import DivergedError
 from cpfl.federation import local_training
@@ -32,6 +34,7 @@ BATCH, LARGEST = 64, 1024
 class Round:
     """A round of one cohort that is in training, or complete and not evaluated yet."""
 
+    member: Member
     session: Session
     number: int
     clients: dict[int, ClientRound]  # by participant, in their order
@@ -43,6 +46,7 @@ class Round:
     missing: int = 0  # clients that have not ended
     weight: float = 0.0  # of those that have
     share: float = 0.0  # of their running statistics
+    dropped: bool = False  # its run has failed
 
 
 @dataclass
@@ -61,19 +65,31 @@ class PendingEvaluation:
     done: torch.cuda.Event | None
 
 
-class Evaluator:
-    """Makes cohort models and evaluates them on the participants' validation samples."""
+class EvaluatorKind(NamedTuple):
+    """What the cohorts of an evaluator have in common."""
 
-    def __init__(self, buffers: DeviceBuffers) -> None:
-        task, device, self._buffers = buffers.task, buffers.device, buffers
-        sizes, settings = task.data.clients.validation_sizes, task.experiment.federation
-        most = max(
-            int(sizes[c].mean() * participants_per_round(settings, len(c))) for c in map(np.asarray, task.cohorts)
-        )
+    server: ServerKey
+    models: int  # V
+    batch: int  # B
+
+    @classmethod
+    def of(cls, member: Member, device: torch.device) -> "EvaluatorKind":
+        """The kind for the cohorts of a run."""
+        sizes = member.clients.validation_sizes
+        cohorts = map(np.asarray, member.task.cohorts)
+        most = max(int(sizes[c].mean() * participants_per_round(member.settings, len(c))) for c in cohorts)
         if device.type in MODELS and most < 2 * BATCH:  # a large cohort fills a batch alone
-            self.models, self._batch = MODELS[device.type], BATCH
-        else:
-            self.models, self._batch = 1, min(LARGEST, BATCH * max(1, -(-most // BATCH)))
+            return cls(member.server_key, MODELS[device.type], BATCH)
+        return cls(member.server_key, 1, min(LARGEST, BATCH * max(1, -(-most // BATCH))))
+
+
+class Evaluator:
+    """Makes cohort models by one server optimizer, and evaluates them on the participants' validation samples."""
+
+    def __init__(self, buffers: DeviceBuffers, kind: EvaluatorKind) -> None:
+        task, device, self._buffers = buffers.task, buffers.device, buffers
+        server, self.models, self._batch = kind
+        self._server, self._cohort_NP = buffers.algorithm.servers[server], buffers.algorithm.cohort_rows(server)
         self._augmented = task.data.augmented and task.experiment.data.augment_validation
         self._params_VP = torch.zeros(self.models, buffers.layout.size, dtype=buffers.dtype, device=device)
         self._stats_VQ = self._params_VP.new_zeros(self.models, buffers.stats_NQ.shape[1])
@@ -98,15 +114,15 @@ class Evaluator:
             staged["shares"][k], staged["sizes"][k] = one.share, len(one.session.clients)
             if one.request is None:
                 work = [(client.samples, client.steps) for client in one.clients.values()]
-                staged["scales"][k] = algorithm.server.update_scale(work)
+                staged["scales"][k] = one.member.server.update_scale(work)
         self._sums.send()
-        clients = upload(buffers.device, [client for one in rounds for client in one.clients])
+        clients = upload(buffers.device, [one.member.client_row(client) for one in rounds for client in one.clients])
         if self._means_VP is not None:
             for k, one in enumerate(rounds):
                 self._means_VP[k] = self._mean(one)
         self.aggregate()
         cohorts = self._sums.device["cohorts"]
-        cohort_states = {name: rows.index_select(0, cohorts) for name, rows in algorithm.cohort_NP.items()}
+        cohort_states = {name: rows.index_select(0, cohorts) for name, rows in self._cohort_NP.items()}
         client_states = None
         if buffers.local is not None:
             client_states = buffers.local.rows(clients)
@@ -134,7 +150,7 @@ class Evaluator:
         states = (models_VP, self._stats_VQ.clone(), cohort_states, client_states)
         return PendingEvaluation(rounds, *states, list(held), chunks, training, squared, done)
 
-    def results(self, pending: PendingEvaluation) -> Iterator[tuple[Round, RoundResult]]:
+    def results(self, pending: PendingEvaluation) -> Iterator[tuple[Round, RoundResult | DivergedError]]:
         """Wait for an evaluation; the results of its rounds, less those of sessions that have stopped since."""
         if pending.done is not None:
             pending.done.synchronize()
@@ -144,7 +160,7 @@ class Evaluator:
         for k, (round, held) in enumerate(zip(pending.rounds, pending.held, strict=True)):
             own = slice(end, end + len(round.clients))
             end = own.stop
-            if round.session.stopped:
+            if round.session.stopped or round.dropped:
                 continue
             validation: dict[int, float] = {}
             if held and losses_VB is not None:
@@ -158,7 +174,11 @@ class Evaluator:
                     kept, before = row.clone(), self._before(round, one)
                     state.clients[one.client] = local.state(kept, before, one.steps) if local else layout.views(kept)
             squared = None if pending.squared_losses is None else pending.squared_losses[own].tolist()
-            results = self._client_results(round, validation, pending.training[own].tolist(), squared)
+            try:
+                results = self._client_results(round, validation, pending.training[own].tolist(), squared)
+            except DivergedError as error:
+                yield round, error
+                continue
             first = next(iter(round.clients.values()))  # counters are the first client's
             stats = self._buffers.model.stats.state(pending.stats_VQ[k], self._before(round, first), first.steps)
             yield round, RoundResult(layout.state(pending.models_VP[k]) | stats, results, algorithm_state=state)
@@ -171,7 +191,7 @@ class Evaluator:
     def _client_results(
         self, round: Round, validation: dict[int, float], losses: list[float], squared: list[float] | None
     ) -> list[ClientResult]:
-        results, settings = [], self._buffers.task.experiment.federation
+        results, settings = [], round.member.settings
         for k, one in enumerate(round.clients.values()):
             loss, value = losses[k] / one.steps, validation.get(one.client)
             for number in (loss, value):
@@ -186,7 +206,7 @@ class Evaluator:
         """What takes the place of the clients' mean where the server must see all models."""
         algorithm, newest_P = self._buffers.algorithm, self._buffers.models_NP[one.cohort_slot]
         models_KP = algorithm.models_SP[one.slot : one.slot + len(one.clients)]
-        server, request = algorithm.server, one.request
+        server, request = one.member.server, one.request
         if request is None:
             return server.aggregate(models_KP)
         starts_KP = torch.stack([one.starts.get(client, newest_P) for client in one.clients])
@@ -202,9 +222,9 @@ class Evaluator:
         if means_VP is None:
             means_VP = buffers.sums_NP.index_select(0, cohorts).div_(staged["weights"][:, None])
         models_VP = buffers.models_NP.index_select(0, cohorts)
-        server_VP = {name: rows.index_select(0, cohorts) for name, rows in algorithm.server_NP.items()}
-        models_VP = algorithm.server.update(models_VP, means_VP, scales_V1, server_VP)
-        for name, rows in algorithm.server_NP.items():
+        server_VP = {name: rows.index_select(0, cohorts) for name, rows in self._server.rows_NP.items()}
+        models_VP = self._server.optimizer.update(models_VP, means_VP, scales_V1, server_VP)
+        for name, rows in self._server.rows_NP.items():
             rows.index_copy_(0, cohorts, server_VP[name])
         if algorithm.client.has_client_state:
             changes_VP = algorithm.changes_NP.index_select(0, cohorts).div_(sizes_V1)
@@ -225,7 +245,7 @@ class Evaluator:
 
     def _validation(self, round: Round) -> tuple[dict[int, int], dict[str, NDArray[np.generic]]]:
         """The number of validation samples by participant, and these samples for the staging buffer."""
-        data, seed = self._buffers.task.data, self._buffers.task.experiment.seed
+        data, seed = round.member.task.data, round.member.seed
         parts = {c: data.clients[c].validation for c in round.clients if data.clients.validation_sizes[c]}
         counts = {client: len(part) for client, part in parts.items()}
         arrays = {"rows": np.concatenate([np.zeros(0, np.int32), *parts.values()])}

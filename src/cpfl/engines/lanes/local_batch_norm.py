@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from cpfl.engines.lanes.member import Member
 from cpfl.engines.lanes.model import LaneModel
 from cpfl.federation.session import Session
 from cpfl.models import State
@@ -19,7 +20,9 @@ from cpfl.task.task import Task
 class LocalBatchNorm:
     """What each client keeps, once it has ended a round: its parameters of BatchNorm, then its running statistics."""
 
-    def __init__(self, task: Task, model: LaneModel, names: Collection[str], device: torch.device) -> None:
+    def __init__(
+        self, task: Task, model: LaneModel, names: Collection[str], clients: int, device: torch.device
+    ) -> None:
         whole, self._stats, self._device = model.layout, model.stats, device
         own = {name: shape for name, shape in whole.shapes.items() if name in names}
         ties = {name: first for name, first in whole.ties.items() if name in names and first in own}
@@ -28,17 +31,17 @@ class LocalBatchNorm:
         self._layout = Layout(shapes, sum(shape.numel() for shape in shapes.values()), {}, frozen, ties)
         positions = torch.arange(whole.size, device=device)
         self._columns_K = torch.cat([positions[:0], *(whole.views(positions)[name] for name in own)])
-        clients, dtype = task.experiment.clients + 1, task.data.transform.dtype
-        self._rows_M = torch.zeros(clients, self._layout.size, dtype=dtype, device=device)
-        self._known_M1 = torch.zeros(clients, 1, dtype=torch.bool, device=device)
+        self._rows_M = torch.zeros(clients + 1, self._layout.size, dtype=task.data.transform.dtype, device=device)
+        self._known_M1 = torch.zeros(clients + 1, 1, dtype=torch.bool, device=device)
 
-    def load(self, sessions: Sequence[Session]) -> None:
+    def load(self, member: Member, sessions: Sequence[Session]) -> None:
         """Start from the state of these sessions."""
-        self._known_M1.zero_()
+        first = member.first.clients
+        self._known_M1[first : first + member.task.experiment.clients].zero_()
         for session in sessions:
             for client, state in session.algorithm_state.clients.items():
-                self._rows_M[client] = self._layout.row(state, self._device)
-                self._known_M1[client] = True
+                self._rows_M[member.client_row(client)] = self._layout.row(state, self._device)
+                self._known_M1[member.client_row(client)] = True
 
     def start(self, clients: Tensor, models_FP: Tensor, stats_FQ: Tensor) -> tuple[Tensor, Tensor]:
         """The cohorts' models and statistics, with what is known of these clients in its place."""

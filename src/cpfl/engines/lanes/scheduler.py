@@ -1,9 +1,9 @@
-"""Sessions on their way through the lanes until all have stopped.
+"""Sessions of one run or several on their way through the lanes until a run has nothing left to train.
 
 When a lane's client has ended its local work, its model is added to its cohort's sum, and the lane takes the next
-waiting client of any cohort. Cohorts that are behind come first, so that no lane is idle before the end. A cohort whose
-round is complete gets its new model and begins its next round at once. The model's evaluation arrives a few steps
-later; if the session stops then, the work that was begun is discarded. So the device never waits for the host.
+waiting client of any cohort of any run. Cohorts that are behind come first, so that no lane is idle before the end. A
+cohort whose round is complete gets its new model and begins its next round at once. The model's evaluation arrives a
+few steps later; if the session stops then, the work that was begun is discarded. So the device never waits for the host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +20,9 @@ import torch
 
 from cpfl.engines.base import OnRound
 from cpfl.engines.client_training import cannot_take
-from cpfl.engines.lanes.batch_schedule import EMPTY, ClientRound, draw, lay_out
-from cpfl.engines.lanes.evaluation import PendingEvaluation, Round
+from cpfl.engines.lanes.batch_schedule import EMPTY, ClientRound, lay_out
+from cpfl.engines.lanes.evaluation import Evaluator, PendingEvaluation, Round
+from cpfl.engines.lanes.member import Member
 from cpfl.engines.lanes.step import Lanes
 from cpfl.federation import local_training
 from cpfl.federation.optimizers.base import client_weight
@@ -33,71 +34,113 @@ if TYPE_CHECKING:
 QUIET_STEPS = 100  # steps with few clients after which the small lanes take over; making them takes seconds
 AHEAD = {"cuda": 6, "cpu": 0}  # steps of the host ahead of the device; an evaluation is read so late: so runs repeat
 Waiting = tuple[int, int, int, int, ClientRound]  # sorted by urgency, then in the order of the queue
+Cohort = tuple[int, int]
+"""A cohort of a run: the run's number, and the cohort's."""
+
+
+@dataclass
+class Training:
+    """What one call of `train_cohorts` asked for."""
+
+    member: Member
+    evaluator: Evaluator
+    sessions: Sequence[Session]
+    on_round: OnRound
+    lead: int  # of its rounds in the queue: who comes later does not overtake the others
+    error: Exception | None = None
 
 
 class Scheduler:
-    """The work of one call to `train_cohorts`."""
+    """Continuous batching of what is added to it."""
 
-    def __init__(self, engine: LaneEngine, sessions: Sequence[Session], on_round: OnRound) -> None:
+    def __init__(self, engine: LaneEngine) -> None:
         buffers = self._buffers = engine.buffers
-        self._engine, self._sessions, self._on_round = engine, sessions, on_round
-        self._evaluator, self._schedules, self._server = engine.evaluator, engine.schedules, buffers.algorithm.server
+        self._engine, self._schedules = engine, engine.schedules
         self._quiet = 0  # steps in a row that the small lanes could have done
-        self._task, self._device = buffers.task, buffers.device
-        self._settings, self._clients = self._task.experiment.federation, self._task.data.clients
-        self._cohort_slot = {session.cohort: slot for slot, session in enumerate(sessions)}
-        self._rounds: dict[int, Round] = {}  # the one in training, by cohort
+        self._step_number = 0
+        self._device = buffers.device
+        self._runs: dict[int, Training] = {}  # by member
+        self._rounds: dict[Cohort, Round] = {}  # the one in training
         self._waiting: list[Waiting] = []  # a heap
         self._complete: list[Round] = []  # all clients have ended; to be evaluated
         self._order = itertools.count()
-        self._pending: deque[tuple[int, PendingEvaluation]] = deque()  # each with the step of its start
+        self._pending: deque[tuple[int, Evaluator, PendingEvaluation]] = deque()  # each with the step of its start
         self._refusal = buffers.model.stats.refusal
         self._ahead = AHEAD.get(self._device.type, 0)
         self._marks: deque[torch.cuda.Event] = deque()
-        self._sizes = self._clients.training_sizes.tolist()
-        self._depth = int(local_training.all_steps(self._settings, self._clients.training_sizes).max())
+        self._depth = 0  # the most steps of a client in a round
+        self._may_be_done = False  # a run, since it was last looked for
         self._use(engine.large)
-        for slot, session in enumerate(sessions):
-            buffers.models_NP[slot] = buffers.layout.row(session.model, self._device)
-            buffers.stats_NQ[slot] = buffers.model.stats.row(session.model, self._device)
-        buffers.sums_NP.zero_()
-        buffers.stats_sums_NQ.zero_()
-        buffers.algorithm.load(sessions)
-        if buffers.local is not None:
-            buffers.local.load(sessions)
 
-    def work(self) -> None:
-        """Fill, step, collect and evaluate until nothing is left."""
-        for session in self._sessions:
-            self._open(session, session.round + 1)
-        step, together = 0, self._evaluator.models
-        while self._rounds or self._pending:
+    def add(self, member: Member, sessions: Sequence[Session], on_round: OnRound) -> Training:
+        """Have these sessions of a run trained, beside those that are there."""
+        if member.depth > self._depth:
+            self._deepen(member.depth)
+        self._buffers.load(member, sessions)
+        first = min((self._urgency(*key) for key in self._rounds), default=0)
+        lead = first - min((session.round + 1 for session in sessions), default=0)
+        evaluator = self._engine.evaluator(member)
+        training = self._runs[member.number] = Training(member, evaluator, sessions, on_round, lead)
+        for session in sessions:
+            self._open(training, session, session.round + 1)
+        self._may_be_done = True
+        return training
+
+    def work(self) -> list[Training]:
+        """Fill, step, collect and evaluate until at least one run is done; those that are, which leave."""
+        while self._runs:
+            if self._may_be_done and (done := self._done()):
+                return done
             self._fill()
             if self._in_lane:
                 self._step()
-                step += 1
+                self._step_number += 1
                 self._complete += self._collect()
-                # Evaluating several models costs no more than one: they wait for others while lanes have other work.
-                while len(self._complete) >= together or (self._complete and len(self._waiting) < self._lanes.count):
-                    self._evaluate(step, self._complete[:together])
-            while self._pending and (self._pending[0][0] + self._ahead <= step or not (self._in_lane or self._waiting)):
-                self._close(self._pending.popleft()[1])
+                while together := self._ready():
+                    self._evaluate(together)
+            while self._pending and (
+                self._pending[0][0] + self._ahead <= self._step_number or not (self._in_lane or self._waiting)
+            ):
+                self._close(*self._pending.popleft()[1:])
+        return []
 
-    def _open(self, session: Session, number: int) -> None:
+    def _done(self) -> list[Training]:
+        """The runs of which nothing is in training or evaluation; they leave."""
+        self._may_be_done = False
+        busy = {run for run, _ in self._rounds}
+        for *_, pending in self._pending:
+            busy |= {round.member.number for round in pending.rounds if not (round.dropped or round.session.stopped)}
+        return [self._runs.pop(run) for run in self._runs.keys() - busy]
+
+    def _urgency(self, run: int, cohort: int) -> int:
+        """What a cohort's round in training is worth in the queue."""
+        return self._runs[run].lead + self._rounds[run, cohort].number
+
+    def _open(self, training: Training, session: Session, number: int) -> None:
+        """Begin a round, if there is one to begin."""
+        try:
+            self._queue(training, session, number)
+        except Exception as error:  # a user's rule can fail in any way
+            self._fail(training, error)
+
+    def _queue(self, training: Training, session: Session, number: int) -> None:
         """Queue a round's clients: early rounds come first, and of those the longest."""
-        client_rounds, following = self._work_of(session, number), self._work_of(session, number + 1)
+        member = training.member
+        client_rounds = self._work_of(member, session, number)
+        following = self._work_of(member, session, number + 1)
         if not client_rounds:
             return
         algorithm, layout, request = self._buffers.algorithm, self._buffers.layout, None
         if algorithm.stale:  # such rounds are not known before they begin
             request = session.open_round()
             client_rounds = [replace(one, round=request.origin(one.client).round) for one in client_rounds]
-        round = self._rounds[session.cohort] = Round(
+        round = self._rounds[member.number, session.cohort] = Round(
+            member,
             session,
             number,
             clients={one.client: one for one in client_rounds},
-            cohort_slot=self._cohort_slot[session.cohort],
-            slot=int(algorithm.slots[session.cohort]),
+            cohort_slot=member.cohort_row(session),
+            slot=member.model_row(session),
             following=following,
             request=request,
             missing=len(client_rounds),
@@ -106,18 +149,19 @@ class Scheduler:
             round.starts[client] = layout.row(origin.model, self._device)
         longest_first = sorted(client_rounds, key=lambda one: -one.steps)
         self._schedules.request([*longest_first, *following])
+        urgency = training.lead + number, -longest_first[0].steps
         for one in longest_first:
-            heapq.heappush(self._waiting, (number, -longest_first[0].steps, -one.steps, next(self._order), one))
+            heapq.heappush(self._waiting, (*urgency, -one.steps, next(self._order), one))
 
-    def _work_of(self, session: Session, number: int) -> list[ClientRound]:
+    def _work_of(self, member: Member, session: Session, number: int) -> list[ClientRound]:
         """The clients of a round, as far as they can be known."""
         participants = session.participants(number)
         partial = session.steps(number) if participants else {}
         client_rounds = []
         for k, client in enumerate(participants):
-            samples = self._sizes[client]
-            steps = partial.get(client) or local_training.steps(self._settings, samples)
-            client_rounds.append(ClientRound(session.cohort, client, number, samples, steps, k))
+            samples = member.sizes[client]
+            steps = partial.get(client) or local_training.steps(member.settings, samples)
+            client_rounds.append(ClientRound(session.cohort, client, number, samples, steps, k, member.number))
         return client_rounds
 
     def _use(self, lanes: Lanes) -> None:
@@ -132,6 +176,16 @@ class Scheduler:
         }
         self._drawn_LS["rows"][:] = EMPTY
 
+    def _deepen(self, depth: int) -> None:
+        """Make room for longer batch schedules."""
+        more = depth - self._depth
+        for name, drawn in self._drawn_LS.items():
+            wider = np.zeros((len(drawn), depth + 1, *drawn.shape[2:]), drawn.dtype)
+            wider[:, more:] = drawn
+            self._drawn_LS[name] = wider
+        self._drawn_LS["rows"][:, :more] = EMPTY
+        self._depth = depth
+
     def _fill(self) -> None:
         """Free lanes take the next clients; few clients move to the small lanes."""
         small = self._engine.small_count
@@ -143,26 +197,27 @@ class Scheduler:
         elif self._lanes is not self._engine.large and not few:
             self._move(self._engine.large)
         free = np.flatnonzero(self._left == 0)[: len(self._waiting)].tolist()
-        if not free:
-            return
         entering, older = [], dict[int, torch.Tensor]()
-        data, settings = self._task.data, self._settings
-        shape = data.train.shape if data.augmented else None
         for lane in free:
+            if not self._waiting:  # a run that failed took its clients along
+                break
             one = heapq.heappop(self._waiting)[-1]
-            own, schedule = data.clients[one.client].training, self._schedules.take(one)
-            if schedule is None:
-                schedule = draw(settings, self._task.experiment.seed, shape, one.samples, one.client, one.round)
+            round = self._rounds[one.run, one.cohort]
+            member = round.member
+            schedule = self._schedules.take(one) or member.source.draw(one)
             if self._refusal and (schedule[0][: one.steps] != EMPTY).sum(1).min() == 1:
-                raise cannot_take(1, one.client, self._refusal)
+                self._fail(self._runs[one.run], cannot_take(1, one.client, self._refusal))
+                continue
             first = self._depth - one.steps
+            own = member.clients[one.client].training
             lay_out(own, schedule, one.steps, *(drawn[lane, first:] for drawn in self._drawn_LS.values()))
             self._in_lane[lane], self._left[lane] = one, one.steps
-            round = self._rounds[one.cohort]
-            entering.append((lane, round.cohort_slot, one.client, local_training.rate(settings, one.round), 0, 0))
+            rate = local_training.rate(member.settings, one.round)
+            entering.append((lane, round.cohort_slot, member.client_row(one.client), rate, 0, 0))
             if one.client in round.starts:
                 older[lane] = round.starts[one.client]
-        self._lanes.fill(entering, older)
+        if entering:
+            self._lanes.fill(entering, older)
 
     def _move(self, wanted: Lanes) -> None:
         """Carry the clients in training over to the other lanes."""
@@ -196,10 +251,12 @@ class Scheduler:
         ended, complete = [], []
         for lane in last:
             one = self._in_lane.pop(lane)
-            round = self._rounds[one.cohort]
-            weight = self._server.weight(one.samples, one.steps)
-            share = client_weight(self._settings.weights, one.samples)
-            ended.append((lane, round.cohort_slot, one.client, weight, share, round.slot + one.position))
+            round = self._rounds[one.run, one.cohort]
+            member = round.member
+            weight = member.server.weight(one.samples, one.steps)
+            share = client_weight(member.settings.weights, one.samples)
+            client = member.client_row(one.client)
+            ended.append((lane, round.cohort_slot, client, weight, share, round.slot + one.position))
             round.weight += weight
             round.share += share
             round.missing -= 1
@@ -209,37 +266,73 @@ class Scheduler:
             self._lanes.collect(ended)
         return complete
 
-    def _evaluate(self, step: int, complete: list[Round]) -> None:
+    def _ready(self) -> list[Round]:
+        """Complete rounds to evaluate now, all by one evaluator.
+
+        Evaluating several models costs no more than one: they wait for others while lanes have other work.
+        """
+        if not self._complete:
+            return []
+        evaluator = self._runs[self._complete[0].member.number].evaluator
+        alike = [round for round in self._complete if self._runs[round.member.number].evaluator is evaluator]
+        ready = len(alike) >= evaluator.models or len(self._waiting) < self._lanes.count
+        return alike[: evaluator.models] if ready else []
+
+    def _evaluate(self, complete: list[Round]) -> None:
         """Have the new models made and evaluated, and begin the next rounds in the meantime."""
-        self._pending.append((step, self._evaluator.start(complete)))
-        del self._complete[: len(complete)]
+        evaluator = self._runs[complete[0].member.number].evaluator
+        self._pending.append((self._step_number, evaluator, evaluator.start(complete)))
+        self._complete = [round for round in self._complete if not any(round is other for other in complete)]
         for round in complete:
-            del self._rounds[round.session.cohort]
-            self._open(round.session, round.number + 1)
+            del self._rounds[round.member.number, round.session.cohort]
+            self._open(self._runs[round.member.number], round.session, round.number + 1)
 
-    def _close(self, pending: PendingEvaluation) -> None:
+    def _close(self, evaluator: Evaluator, pending: PendingEvaluation) -> None:
         """Close the sessions' rounds; the work that one has begun is discarded if it stops."""
-        for round, result in self._evaluator.results(pending):
-            session = round.session
-            self._on_round(session, session.close_round(result))
+        self._may_be_done = True
+        for round, result in evaluator.results(pending):
+            session, training = round.session, self._runs[round.member.number]
+            if training.error is not None:
+                continue
+            if isinstance(result, Exception):
+                self._fail(training, result)
+                continue
+            try:
+                training.on_round(session, session.close_round(result))
+            except Exception as error:  # whatever it is, other runs continue
+                self._fail(training, error)
+                continue
             if session.stopped:
-                self._discard(session.cohort)
-            elif session.cohort not in self._rounds and not any(
-                other.session is session for _, later in self._pending for other in later.rounds
+                self._discard(round.member.number, session.cohort)
+            elif (round.member.number, session.cohort) not in self._rounds and not any(
+                other.session is session for *_, later in self._pending for other in later.rounds
             ):
-                self._open(session, session.round + 1)
+                self._open(training, session, session.round + 1)
 
-    def _discard(self, cohort: int) -> None:
+    def _fail(self, training: Training, error: Exception) -> None:
+        """End a run: nothing of it is left."""
+        training.error, self._may_be_done = error, True
+        for session in training.sessions:
+            self._discard(training.member.number, session.cohort)
+        for *_, pending in self._pending:
+            for round in pending.rounds:
+                round.dropped |= round.member is training.member
+
+    def _discard(self, run: int, cohort: int) -> None:
         """Forget what a cohort that has stopped had begun."""
-        round = self._rounds.pop(cohort, None)
+        round = self._rounds.pop((run, cohort), None)
         if round is None:
             return
         self._complete = [other for other in self._complete if other is not round]
-        dropped = [waiting[-1] for waiting in self._waiting if waiting[-1].cohort == cohort]
+
+        def is_its(one: ClientRound) -> bool:
+            return (one.run, one.cohort) == (run, cohort)
+
+        dropped = [waiting[-1] for waiting in self._waiting if is_its(waiting[-1])]
         for one in (*dropped, *round.following):
             self._schedules.forget(one)
-        self._waiting = [waiting for waiting in self._waiting if waiting[-1].cohort != cohort]
+        self._waiting = [waiting for waiting in self._waiting if not is_its(waiting[-1])]
         heapq.heapify(self._waiting)
-        for lane in [lane for lane, one in self._in_lane.items() if one.cohort == cohort]:
+        for lane in [lane for lane, one in self._in_lane.items() if is_its(one)]:
             del self._in_lane[lane]
             self._left[lane] = 0

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from cpfl.engines.lanes.batch_schedule import EMPTY
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer
-from cpfl.federation import local_training
 from cpfl.federation.optimizers.base import ClientState, Step
 
 WARM_UPS = 3
@@ -38,7 +37,7 @@ class Lanes:
 
     def __init__(self, buffers: DeviceBuffers, count: int) -> None:
         device, task, self._optimizer = buffers.device, buffers.task, buffers.algorithm.client
-        self.count, self.buffers, settings = count, buffers, task.experiment.federation
+        self.count, self.buffers, batch = count, buffers, buffers.batch
         compiled = device.type == "cuda"
         self.params_LP = torch.zeros(count + 1, buffers.layout.size, dtype=buffers.dtype, device=device)
         self.stats_LQ = self.params_LP.new_zeros(count + 1, buffers.stats_NQ.shape[1])
@@ -49,12 +48,11 @@ class Lanes:
         needed = {"start": self._optimizer.needs_start, "client_state": has_state, "mean_client_state": has_state}
         self._rows = {name: torch.zeros_like(self.params_LP) for name, needs in needed.items() if needs}
         self._state = ClientState(
-            settings.lr if local_training.constant_rate(settings) else self._rates_L1,
+            self._rates_L1 if buffers.rate is None else buffers.rate,
             torch.zeros_like(self._rates_L1),
             {name: torch.zeros_like(self.params_LP) for name in self._optimizer.buffers},
             **self._rows,
         )
-        batch = local_training.largest_batch(settings, int(task.data.clients.training_sizes.max()))
         augmentation = {"augmentation": ((count, batch, 5), torch.int8)} if task.data.augmented else {}
         self.batches = StagingBuffer(device, rows=((count, batch), torch.int32), **augmentation)
         integers, floats = ((STAGED,), torch.int64), ((STAGED,), buffers.dtype)
@@ -120,7 +118,7 @@ class Lanes:
     def _stage(self, staging: StagingBuffer, entries: Sequence[Entry]) -> None:
         buffers, arrays = self.buffers, staging.host
         unused = {"lanes": self.count, "cohorts": len(buffers.models_NP) - 1, "clients": len(buffers.losses_M) - 1}
-        unused["slots"] = buffers.algorithm.slots[-1]
+        unused["slots"] = buffers.algorithm.empty_model
         for name, array in arrays.items():
             array[:] = unused.get(name, 0)
         for array, values in zip(arrays.values(), zip(*entries, strict=True), strict=False):  # not all have slots

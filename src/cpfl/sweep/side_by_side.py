@@ -1,0 +1,72 @@
+"""Runs of a sweep on one device, side by side in the same lanes: one process, one start, data in memory once.
+
+A run that ends makes room for the next one. A run that fails, diverges or is stopped ends alone.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from cpfl.engines.create import create_engine, lane_engine
+from cpfl.engines.lanes.shared import RunEngine, SharedLanes, common_settings
+from cpfl.settings import Experiment
+from cpfl.sweep.turns import Turn
+
+Work = Mapping[Path, Experiment]
+RunOne = Callable[[Experiment, Path, RunEngine], None]
+End = Callable[[Path, Exception | None], None]
+
+
+def groups(work: Work) -> list[dict[Path, Experiment]]:
+    """Runs that can share lanes, in their order."""
+    found: dict[str, dict[Path, Experiment]] = {}
+    for path, experiment in work.items():
+        found.setdefault(common_settings(experiment), {})[path] = experiment
+    return list(found.values())
+
+
+class SideBySide:
+    """Runs with the same common settings, as many at a time as keep the lanes busy."""
+
+    def __init__(self, work: Work, run: RunOne, device: torch.device, notify: Callable[[str], None], end: End) -> None:
+        self._waiting, self._run, self._device, self._end = deque(work.items()), run, device, end
+        self._notify = notify
+        make = partial(lane_engine, device=device, notify=notify)
+        self._lanes = SharedLanes(list(work.values()), device, make)
+        self._turns: dict[RunEngine, tuple[Turn, Path]] = {}  # of runs that have begun
+
+    def work(self) -> None:
+        """Make all runs."""
+        try:
+            while self._waiting or self._turns:
+                while self._waiting and not self._lanes.full(list(self._turns)):
+                    self._begin(*self._waiting.popleft())
+                if self._turns:
+                    for engine in self._lanes.train(list(self._turns)):
+                        self._give(engine)
+        except BaseException:  # the runs can be resumed
+            for turn, _ in self._turns.values():
+                turn.cancel()
+            raise
+
+    def _begin(self, path: Path, experiment: Experiment) -> None:
+        """Start a run; it loads its data and comes to its first round."""
+        turn: list[Turn] = []
+        engine = RunEngine(
+            self._lanes,
+            wait=lambda: turn[0].wait(),
+            alone=lambda task: create_engine("lanes", task, self._device, self._notify),
+        )
+        turn.append(Turn(lambda: self._run(experiment, path, engine), path.name))
+        self._turns[engine] = turn[0], path
+        self._give(engine)
+
+    def _give(self, engine: RunEngine) -> None:
+        turn, path = self._turns[engine]
+        turn.give()
+        if turn.ended:
+            del self._turns[engine]
+            self._end(path, turn.error)
