@@ -161,14 +161,17 @@ def rig_of(name: str, preset: str, precision: str, count: int, device: torch.dev
         request = RoundRequest(0, 1, chosen, {}, origins=origins, aggregation=rule)
     rounds = {client: ClientRound(0, client, 1, size, local_training.steps(federation, size)) for client, size in
               zip(chosen, sizes, strict=True)}  # fmt: skip
-    round = Round(task.session(0), 1, rounds, 0, 0, request=request, starts=starts, weight=float(len(chosen)))
+    assert engine.alone is not None
+    round = Round(
+        engine.alone, task.session(0), 1, rounds, 0, 0, request=request, starts=starts, weight=float(len(chosen))
+    )
     steps = float(local_training.all_steps(federation, task.data.clients.training_sizes).mean())
-    return Rig(lanes, engine.evaluator, round, steps, steps * len(chosen) / count)
+    return Rig(lanes, engine.evaluator(engine.alone), round, steps, steps * len(chosen) / count)
 
 
 def replace(lanes: Lanes) -> None:
     """Every lane's client is replaced: all at once, while in a run they are replaced one by one."""
-    slots = int(lanes.buffers.algorithm.slots[-1])
+    slots = max(1, lanes.buffers.algorithm.empty_model)
     lanes.collect([(lane, lane % 4, lane, 1.0, 1.0, lane % slots) for lane in range(lanes.count)])
     stale = lanes.buffers.algorithm.stale  # at worst all of them begin with an older model
     older = dict.fromkeys(range(lanes.count), lanes.buffers.models_NP[0]) if stale else {}

@@ -23,6 +23,7 @@ from cpfl.data.given import Given
 from cpfl.diagnostics import drawn
 from cpfl.engines.create import torch_device
 from cpfl.engines.lanes import LaneEngine
+from cpfl.engines.lanes.evaluation import Evaluator
 from cpfl.engines.lanes.step import Lanes
 from cpfl.settings import experiment_file
 from cpfl.task.task import Task, build_task
@@ -113,9 +114,15 @@ def table(timed: list[tuple[str, float, int]]) -> list[Row]:
     ]
 
 
+def evaluator_of(engine: LaneEngine) -> Evaluator:
+    """The evaluator of its only run."""
+    assert engine.alone is not None
+    return engine.evaluator(engine.alone)
+
+
 def loop(engine: LaneEngine, task: Task, device: torch.device) -> dict[str, Any]:
     """A whole federation: its rate, and how many of its seconds the device spent in what."""
-    large, evaluating = engine.large, engine.evaluator
+    large, evaluating = engine.large, evaluator_of(engine)
     steps, evaluations, made = (
         Timed(large.step, device),
         [Timed(evaluating.aggregate, device), Timed(evaluating.evaluate, device)],
@@ -190,7 +197,7 @@ def main() -> None:
     milliseconds = bare(step, device, words.steps)
     rate = 1000 * count * experiment.federation.batch_size / milliseconds
     tell("large step", {"lanes": count, "ms": milliseconds, "samples_per_second": rate})
-    tell("evaluation ms", bare(engine.evaluator.evaluate, device, words.steps))
+    tell("evaluation ms", bare(evaluator_of(engine).evaluate, device, words.steps))
     tell("kernels of a large step", kernels(step, device))
     # The profiled loop comes first: it is slower, and warms up the one that is timed.
     tell("host", host(lambda: engine.train_cohorts(method.open_sessions(task), lambda session, closed: None)))

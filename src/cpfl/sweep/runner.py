@@ -1,81 +1,30 @@
 """Run a sweep: check all runs first, then make those that are missing. A run that fails does not end the others."""
 
-import concurrent.futures
 import contextlib
 import itertools
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-
-from cpfl import api, trackers
+from cpfl import trackers
 from cpfl.api import Run
-from cpfl.callbacks import Callback
 from cpfl.data.given import Given
-from cpfl.engines.create import ONE_PROCESS, check_engine, resolve_engine, torch_device
-from cpfl.engines.lanes.shared import RunEngine
+from cpfl.engines.create import ONE_PROCESS, check_engine, torch_device
 from cpfl.engines.ray import resolve_cluster
 from cpfl.engines.workers.pool import cores
 from cpfl.errors import RunFolderError, SettingError, SweepError
-from cpfl.federation.session import ClosedRound, Session
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots
 from cpfl.settings import GIVEN, Experiment, experiment_file
+from cpfl.sweep.callback import SweepCallback
 from cpfl.sweep.grid import SweepGrid, default_folder, value_of
-from cpfl.sweep.side_by_side import SideBySide, groups
+from cpfl.sweep.local import run_here, run_in_processes
 from cpfl.task.given import UNKNOWN, client_settings, with_clients
 from cpfl.task.loading import absolute, check_public, given_arrays, load_task
 from cpfl.user_files import expanded
 
 PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public": "public"}
-KILLED = "a process of the sweep was killed during this run: the same command resumes it"
-WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP reads it when a process starts
-INTERVAL_SECONDS = 0.5  # at least, between two reports of a run
-POLL_SECONDS = 0.25  # at most, between two looks at the reports of all runs
-
-Work = Mapping[Path, Experiment]  # the folders of runs that are to be made, and their experiments
-End = Callable[[Path, Exception | None], None]
-
-
-class RunProgress(NamedTuple):
-    """The progress of one run of a sweep."""
-
-    name: str
-    rounds: int
-    stopped: int
-    cohorts: int
-    epoch: int  # of the distillation; 0: not started
-
-
-class SweepCallback:
-    """What a sweep calls as it proceeds. Override the methods you need."""
-
-    def on_start(self, grid: SweepGrid, finished: Sequence[str]) -> None:
-        """The sweep starts or resumes; these of its runs are finished already."""
-
-    def on_progress(self, progress: RunProgress) -> None:
-        """A run has progressed; called at most a few times a second."""
-
-    def on_wait(self) -> None:
-        """Called regularly while runs are under way."""
-
-    def on_run(self, run: Run) -> None:
-        """A run is finished, now or before."""
-
-    def on_failure(self, path: Path, error: Exception) -> None:
-        """A run failed; the others continue."""
-
-    def on_message(self, text: str) -> None:
-        """A line for the user."""
 
 
 def sweep(
@@ -216,133 +165,3 @@ def _given(
 ) -> Given:
     train, test, public = (common.get(key) for key in ("train", "test", "public"))
     return given_arrays(train, test, public, experiment, notify)
-
-
-class ProgressReporter(Callback):
-    """A run's callback that reports its progress to the sweep."""
-
-    def __init__(self, name: str, cohorts: int, report: Callable[[RunProgress], None]) -> None:
-        self._progress, self._report, self._reported = RunProgress(name, 0, 0, cohorts, 0), report, 0.0
-        report(self._progress)
-
-    def on_start(self, sessions: Sequence[Session]) -> None:
-        stopped = sum(bool(session.stopped) for session in sessions)
-        self._update(rounds=sum(session.round for session in sessions), stopped=stopped, cohorts=len(sessions))
-
-    def on_round(self, session: Session, closed: ClosedRound) -> None:
-        self._update(rounds=self._progress.rounds + 1, stopped=self._progress.stopped + bool(session.stopped))
-
-    def on_epoch(self, record: object) -> None:
-        self._update(epoch=self._progress.epoch + 1)
-
-    def _update(self, **numbers: Any) -> None:
-        self._progress = self._progress._replace(**numbers)
-        now = time.monotonic()
-        if now - self._reported >= INTERVAL_SECONDS:
-            self._reported = now
-            self._report(self._progress)
-
-
-def run_or_resume(experiment: Experiment, path: Path, report: Callable[[RunProgress], None], **common: Any) -> None:
-    """Start the run at this path, or resume it."""
-    callback = ProgressReporter(path.name, experiment.cohorts, report)
-    if not (path / "run.json").is_file():
-        api.run(experiment, out=path, callback=callback, **common)
-        return
-    if common.get("engine") == "auto":
-        common["engine"] = ""  # the one it started with
-    api.resume(path, callback=callback, **common)
-
-
-def run_here(work: Work, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
-    """All runs in this process: side by side those that can share lanes, the others one after the other."""
-    for group in groups(work):
-        if len(group) > 1 and (device := lanes_for(group, common, callback.on_message)):
-            own = {**common, "workers": 0}
-
-            def run(experiment: Experiment, path: Path, engine: RunEngine) -> None:
-                run_or_resume(experiment, path, callback.on_progress, **{**own, "engine": engine})
-
-            SideBySide(group, run, device, callback.on_message, end).work()
-            continue
-        for path, experiment in group.items():
-            error = None
-            try:
-                run_or_resume(experiment, path, callback.on_progress, **common)
-            except Exception as caught:  # whatever it is, the other runs continue
-                error = caught
-            end(path, error)
-
-
-def lanes_for(group: Work, common: Mapping[str, Any], notify: Callable[[str], None]) -> torch.device | None:
-    """The device on which these runs, with the same common settings, share lanes; None: they do not."""
-    name, (first, *_) = common.get("engine", "auto"), group.values()
-    begun = [RunFolder.open(path).engine() for path in group if (path / "run.json").is_file()]
-    device = torch_device(common["cluster"].device, name)
-    if name not in ("auto", "lanes") or first.model.by_cohort or (name == "auto" and device.type != "cuda"):
-        return None
-    if any(engine != "lanes" for engine in begun):
-        return None
-    task = load_task(first, common.get("data"), common.get("model"), _given(first, common), lambda text: None)
-    return device if resolve_engine(name, task, device, notify) == "lanes" else None
-
-
-def run_in_processes(work: Work, jobs: int, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
-    """All runs, `jobs` at the same time. If a process is killed, the runs that had started count as failed."""
-    left = dict(work)
-    while left:  # in a new pool after a process was killed
-        context = multiprocessing.get_context("spawn")  # torch does not survive a fork
-        progress_queue: Any = context.Queue()
-        started: set[str] = set()
-        with contextlib.ExitStack() as stack:
-            if WAIT_POLICY not in os.environ:  # threads that spin while they wait would slow the other processes
-                os.environ[WAIT_POLICY] = "PASSIVE"
-                stack.callback(os.environ.pop, WAIT_POLICY)
-            pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _start_process, (progress_queue,))
-            stack.enter_context(pool)
-            futures = {pool.submit(_run, experiment, path, common): path for path, experiment in left.items()}
-            try:
-                while futures:
-                    ended, _ = concurrent.futures.wait(futures, POLL_SECONDS, "FIRST_COMPLETED")
-                    while not progress_queue.empty():
-                        progress = progress_queue.get()
-                        started.add(progress.name)
-                        callback.on_progress(progress)
-                    for future in ended:
-                        path, error = futures.pop(future), future.exception()
-                        if isinstance(error, BrokenProcessPool):
-                            if started and path.name not in started:
-                                continue
-                            error = RunFolderError(f"{path}: {KILLED}")
-                        del left[path]
-                        end(path, error if isinstance(error, Exception) else None)
-                    callback.on_wait()
-            except BaseException:  # neither start nor finish other runs: they can be resumed
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in multiprocessing.active_children():
-                    process.terminate()
-                raise
-
-
-# In the processes.
-
-_report: Callable[[RunProgress], None]
-
-
-def _start_process(progress_queue: Any) -> None:
-    global _report
-    _report = progress_queue.put
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Processes of a killed sweep must not keep its runs locked."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)  # as if killed: the run folder is enough to resume
-
-
-def _run(experiment: Experiment, path: Path, common: Mapping[str, Any]) -> None:
-    run_or_resume(experiment, path, _report, **common)

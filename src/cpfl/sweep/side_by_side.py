@@ -3,8 +3,7 @@
 A run that ends makes room for the next one. A run that fails, diverges or is stopped ends alone.
 """
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,37 +12,49 @@ import torch
 from cpfl.engines.create import create_engine, lane_engine
 from cpfl.engines.lanes.shared import RunEngine, SharedLanes, common_settings
 from cpfl.settings import Experiment
+from cpfl.sweep.one_run import End, Work
 from cpfl.sweep.turns import Turn
 
-Work = Mapping[Path, Experiment]
 RunOne = Callable[[Experiment, Path, RunEngine], None]
-End = Callable[[Path, Exception | None], None]
+Take = Callable[[], tuple[Path, Experiment] | None]
+"""Gives the next run, if one is left."""
 
 
-def groups(work: Work) -> list[dict[Path, Experiment]]:
-    """Runs that can share lanes, in their order."""
-    found: dict[str, dict[Path, Experiment]] = {}
+def groups(work: Work) -> list[list[tuple[Path, Experiment]]]:
+    """Runs with the same common settings, in their order."""
+    found: dict[str, list[tuple[Path, Experiment]]] = {}
     for path, experiment in work.items():
-        found.setdefault(common_settings(experiment), {})[path] = experiment
+        found.setdefault(common_settings(experiment), []).append((path, experiment))
     return list(found.values())
 
 
 class SideBySide:
     """Runs with the same common settings, as many at a time as keep the lanes busy."""
 
-    def __init__(self, work: Work, run: RunOne, device: torch.device, notify: Callable[[str], None], end: End) -> None:
-        self._waiting, self._run, self._device, self._end = deque(work.items()), run, device, end
-        self._notify = notify
-        make = partial(lane_engine, device=device, notify=notify)
-        self._lanes = SharedLanes(list(work.values()), device, make)
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        take: Take,
+        run: RunOne,
+        device: torch.device,
+        notify: Callable[[str], None],
+        end: End,
+    ) -> None:
+        """`take` gives runs of these experiments."""
+        self._take, self._run, self._device, self._notify, self._end = take, run, device, notify, end
+        self._lanes = SharedLanes(experiments, device, partial(lane_engine, device=device, notify=notify))
         self._turns: dict[RunEngine, tuple[Turn, Path]] = {}  # of runs that have begun
 
     def work(self) -> None:
         """Make all runs."""
         try:
-            while self._waiting or self._turns:
-                while self._waiting and not self._lanes.full(list(self._turns)):
-                    self._begin(*self._waiting.popleft())
+            left = True
+            while left or self._turns:
+                while left and not self._lanes.full(list(self._turns)):
+                    if taken := self._take():
+                        self._begin(*taken)
+                    else:
+                        left = False
                 if self._turns:
                     for engine in self._lanes.train(list(self._turns)):
                         self._give(engine)

@@ -19,15 +19,20 @@ class Turn:
     def __init__(self, work: Callable[[], None], name: str) -> None:
         self.error: Exception | None = None
         self.ended = False
-        self._work, self._cancelled = work, False
+        self._work, self._works, self._cancelled = work, False, False
+        self._fatal: BaseException | None = None  # what ends all of them, as Ctrl-C does
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def give(self) -> None:
         """Let it work; returns when it waits or has ended."""
+        self._works = True
         self._go.release()
         self._back.acquire()
+        self._works = False
+        if self._fatal is not None:
+            raise self._fatal
 
     def wait(self) -> None:
         """In the thread: give the turn back, and wait for the next one."""
@@ -39,9 +44,9 @@ class Turn:
     def cancel(self) -> None:
         """End it where it is, as Ctrl-C would; what its `finally` clauses do is done when this returns."""
         self._cancelled = True
-        self._go.release()  # if it waits
-        if not self.ended and self._thread.ident is not None:  # if it works: Ctrl-C came in the midst of its turn
+        if self._works and self._thread.ident is not None:  # Ctrl-C came in the midst of its turn
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(Cancelled))
+        self._go.release()  # if it waits
         self._thread.join()
 
     def _run(self) -> None:
@@ -53,6 +58,8 @@ class Turn:
             self.error = error
         except Cancelled:
             pass
+        except BaseException as error:
+            self._fatal = error
         finally:
             self.ended = True
             self._back.release()

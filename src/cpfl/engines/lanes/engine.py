@@ -67,9 +67,9 @@ class LaneEngine(Engine):
         self._evaluators: dict[EvaluatorKind, Evaluator] = {}
         self.small_count = SMALL if device.type == "cuda" and count > 2 * SMALL else 0
         self.living.add(self)
-        self._own = self.admit(tasks[0]) if isinstance(task, Task) else None
-        if self._own is not None:
-            self.evaluator(self._own)  # what it needs is captured before anything trains
+        self.alone = self.admit(tasks[0]) if isinstance(task, Task) else None
+        if self.alone is not None:
+            self.evaluator(self.alone)  # what it needs is captured before anything trains
 
     def admit(self, task: Task) -> Member | None:
         """Take in a run; None: there is no room for it now."""
@@ -121,22 +121,22 @@ class LaneEngine(Engine):
         """The number that does a round of all cohorts soonest."""
         tasks = [task] if isinstance(task, Task) else task
         rounds = []
-        for one, clients in ((one, clients) for one in tasks for clients in one.cohorts):
-            settings = one.experiment.federation
-            steps = np.sort(local_training.all_steps(settings, one.data.clients.training_sizes[clients]))[::-1]
+        for own, clients in ((each, cohort) for each in tasks for cohort in each.cohorts):
+            settings = own.experiment.federation
+            steps = np.sort(local_training.all_steps(settings, own.data.clients.training_sizes[clients]))[::-1]
             taking_part = np.linspace(0, len(steps) - 1, participants_per_round(settings, len(steps))).astype(np.int64)
             rounds.append(steps[taking_part].tolist())
-        most = min(MOST.get(device.type, MOST["cpu"]), sum(one.experiment.clients for one in tasks))
+        most = min(MOST.get(device.type, MOST["cpu"]), sum(each.experiment.clients for each in tasks))
         counts = range(FEWEST, most + 1, FEWEST) if most >= FEWEST else [most]
         return min(counts, key=lambda count: (OVERHEAD + count) * steps_of_all(rounds, count))
 
     def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions of the only run."""
-        assert self._own is not None, "runs that share lanes are added to a scheduler"
+        assert self.alone is not None, "runs that share lanes are added to a scheduler"
         if active := [session for session in sessions if not session.idle]:
             with models.threads(1):
                 scheduler = Scheduler(self)
-                training = scheduler.add(self._own, active, on_round)
+                training = scheduler.add(self.alone, active, on_round)
                 scheduler.work()
             if training.error is not None:
                 raise training.error

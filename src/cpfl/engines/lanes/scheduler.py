@@ -3,7 +3,7 @@
 When a lane's client has ended its local work, its model is added to its cohort's sum, and the lane takes the next
 waiting client of any cohort of any run. Cohorts that are behind come first, so that no lane is idle before the end. A
 cohort whose round is complete gets its new model and begins its next round at once. The model's evaluation arrives a
-few steps later; if the session stops then, the work that was begun is discarded. So the device never waits for the host.
+few steps later; if the session stops then, the work that was begun is discarded. The device never waits for the host.
 """
 
 from __future__ import annotations

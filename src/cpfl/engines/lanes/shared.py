@@ -145,7 +145,9 @@ class SharedLanes:
             if self._scheduler is None:
                 tasks = [run.task for run in waiting]
                 try:
-                    self._engine = self._make(tasks, self._room(tasks[0]), [one.federation for one in self._experiments])
+                    self._engine = self._make(
+                        tasks, self._room(tasks[0]), [one.federation for one in self._experiments]
+                    )
                 except Exception:  # each run says why, when it has an engine of its own
                     return [run for run in waiting if run.refuse()]
                 self._scheduler = Scheduler(self._engine)
