@@ -27,6 +27,8 @@ from cpfl.runs.teachers import Teachers
 from cpfl.settings import Distillation
 from cpfl.task.task import Task
 
+NO_WORKERS = Engine()
+
 
 def cpfl(task: Task, engine: Engine, run: RunRecorder, device: torch.device) -> Distilled:
     """The whole method; continues from whatever the run folder already holds."""
@@ -58,7 +60,7 @@ def distill(
     settings: Distillation,
     device: torch.device,
     on_epoch: Callable[[EpochRecord], None],
-    engine: Engine | None = None,  # its workers compute targets, if it has any
+    engine: Engine = NO_WORKERS,  # its workers compute targets, if it has any
 ) -> Distilled:
     """Train a student to predict what the teachers predict together on public samples."""
     began, experiment = time.perf_counter(), task.experiment
@@ -71,8 +73,7 @@ def distill(
         if len(teachers.cohorts) == 1:
             return test.results(ensemble.modules[0], *accuracies, epochs=[], seconds=0.0)
         student = initial_student(task, ensemble, teachers.states, settings)
-        target_engine = engine if engine and engine.width else None  # its workers compute the targets
-        views = Views(task, ensemble, teachers.states, settings, target_engine)
+        views = Views(task, ensemble, teachers.states, settings, engine if engine.width else None)
         loss = distillation_loss(settings, ensemble.aggregation.probabilities, task.data.objective)  # ‖f(x; θ_s) − z̃‖₁
-        epochs = train_student(student, views, loss, settings, task, precision, test.accuracy, on_epoch)
+        epochs = train_student(student, views, loss, settings, task, precision, test.accuracy, on_epoch, engine.pause)
         return test.results(student, *accuracies, epochs=epochs, seconds=time.perf_counter() - began)

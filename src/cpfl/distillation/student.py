@@ -42,8 +42,12 @@ def train_student(
     precision: Precision,
     accuracy: Callable[[nn.Module], float],
     on_epoch: Callable[[EpochRecord], None],
+    pause: Callable[[], None] = lambda: None,
 ) -> list[EpochRecord]:
-    """Adam on the public samples, epoch after epoch, each in its own order; the records of all epochs."""
+    """Adam on the public samples, epoch after epoch, each in its own order; the records of all epochs.
+
+    `pause` is called after every step.
+    """
     device, seed, samples = next(student.parameters()).device, task.experiment.seed, len(task.data.public)
     step = Step(student, views, loss, settings, precision, min(settings.batch_size, samples))
     steps = settings.epochs * math.ceil(samples / settings.batch_size)
@@ -60,6 +64,7 @@ def train_student(
                     step.set_lr(settings.lr * one_cycle(done / steps))
                 step(rows)
                 done += 1
+                pause()
         total = step.total.item()
         if not math.isfinite(total):
             raise CpflError(f"the student's loss became {total} in epoch {epoch + 1}: lower distillation.lr")

@@ -29,6 +29,9 @@ class Engine:
         """Do rounds until every session has stopped or waits for an evaluation."""
         raise NotImplementedError
 
+    def pause(self) -> None:
+        """Called between two steps of the student: an engine that several runs share lets the others work."""
+
     def close(self) -> None:
         """Release what the engine holds outside this process."""
 

@@ -3,6 +3,7 @@
 A run that ends makes room for the next one. A run that fails, diverges or is stopped ends alone.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -50,14 +51,18 @@ class SideBySide:
         try:
             left = True
             while left or self._turns:
-                while left and not self._lanes.full(list(self._turns)):
+                while left and not self._lanes.full([engine for engine in self._turns if engine.request]):
                     if taken := self._take():
                         self._begin(*taken)
                     else:
                         left = False
-                if self._turns:
-                    for engine in self._lanes.train(list(self._turns)):
-                        self._give(engine)
+                training = [engine for engine in self._turns if engine.request]
+                distilling = [engine for engine in self._turns if not engine.request]
+                # A student and the lanes advance alternately: on a GPU what they ask for is done at the same time.
+                if training:
+                    distilling += self._lanes.train(training, 1 if distilling else math.inf)
+                for engine in distilling:
+                    self._give(engine)
         except BaseException:  # the runs can be resumed
             for turn, _ in self._turns.values():
                 turn.cancel()
@@ -71,9 +76,15 @@ class SideBySide:
             wait=lambda: turn[0].wait(),
             alone=lambda task: create_engine("lanes", task, self._device, self._notify),
         )
-        turn.append(Turn(lambda: self._run(experiment, path, engine), path.name))
+        turn.append(Turn(lambda: self._in_stream(experiment, path, engine), path.name))
         self._turns[engine] = turn[0], path
         self._give(engine)
+
+    def _in_stream(self, experiment: Experiment, path: Path, engine: RunEngine) -> None:
+        """A run with a stream of its own on a GPU."""
+        own = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(own):  # None: nothing changes
+            self._run(experiment, path, engine)
 
     def _give(self, engine: RunEngine) -> None:
         turn, path = self._turns[engine]

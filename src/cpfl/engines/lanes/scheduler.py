@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -86,11 +87,17 @@ class Scheduler:
         self._may_be_done = True
         return training
 
-    def work(self) -> list[Training]:
-        """Fill, step, collect and evaluate until at least one run is done; those that are, which leave."""
+    def work(self, steps: float = math.inf) -> list[Training]:
+        """Fill, step, collect and evaluate until at least one run is done, or for so many steps.
+
+        Returns the runs that are done; they leave.
+        """
+        last = self._step_number + steps
         while self._runs:
             if self._may_be_done and (done := self._done()):
                 return done
+            if self._step_number >= last:
+                break
             self._fill()
             if self._in_lane:
                 self._step()

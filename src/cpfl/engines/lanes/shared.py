@@ -5,6 +5,7 @@ called, together with what the other runs ask for.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -104,6 +105,11 @@ class RunEngine(Engine):
             self.name = self._alone.name
         self._alone.train_cohorts(active, on_round)
 
+    def pause(self) -> None:
+        """Let other runs work: their kernels fill a GPU that a student alone does not."""
+        if self.device == "cuda":
+            self._wait()
+
     def refuse(self) -> bool:
         """It cannot be in these lanes."""
         assert self.request is not None, "it waits for something"
@@ -139,8 +145,8 @@ class SharedLanes:
         lanes = self._engine.large.count if self._engine else MOST.get(self.device.type, MOST["cpu"])
         return len(runs) > 1 and sum(at_once(run.task) for run in runs) >= FULL * lanes
 
-    def train(self, waiting: Sequence[RunEngine]) -> list[RunEngine]:
-        """Train what these runs wait for, until one or more of them have it."""
+    def train(self, waiting: Sequence[RunEngine], steps: float = math.inf) -> list[RunEngine]:
+        """Train what these runs wait for, until one or more of them have it, or for so many steps; who has it."""
         with models.threads(1):
             if self._scheduler is None:
                 tasks = [run.task for run in waiting]
@@ -154,7 +160,7 @@ class SharedLanes:
             if refused := [run for run in waiting if not self._enter(run)]:
                 return refused
             try:
-                done = [one.member.number for one in self._scheduler.work()]
+                done = [one.member.number for one in self._scheduler.work(steps)]
             except Exception as error:  # the device's
                 done = list(self._requests)
                 for run in self._requests.values():
