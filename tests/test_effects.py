@@ -161,6 +161,7 @@ VALUES: dict[str, Any] = {
 # Values that are no mistake although the outcome is that of the base, and why.
 SAME = {
     "precision tf32": "a GPU's arithmetic: on a CPU it is float32",
+    "precision float32": "what auto means on a CPU",
     "federation.selection all": "another word for participation = 1, which it needs",
     "distillation.augment auto": "digits are not augmented, so auto is none",
     "distillation.augment none": "digits are not augmented, so training is none",

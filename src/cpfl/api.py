@@ -125,14 +125,18 @@ def run(
         callback.on_message(
             "cohorts = 1: nothing is distilled; of [distillation] only at, quorum and unfinished have an effect"
         )
-    callback.on_message(estimate(task, on_device))
+    on_workers = engine == "ray"  # which may have other devices than this process: they decide
+    if not on_workers:
+        task = task.resolved(engine.device if isinstance(engine, Engine) else on_device.type)
+    callback.on_message(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
     resolved = resolve_engine(engine, task, on_device, callback.on_message)
     with ExitStack() as undo:
         # What is wrong with a cluster is found before anything is written; other engines begin to work when made.
-        if engine == "ray":
+        if on_workers:
             engine = create_engine(engine, task, on_device, callback.on_message, workers, cluster)
             undo.callback(engine.close)
-        folder = RunFolder.create(path, chosen, describe(task, data, resolved))
+            task = task.resolved(engine.device)
+        folder = RunFolder.create(path, task.experiment, describe(task, data, resolved))
         undo.pop_all()
     chosen_engine = engine if isinstance(engine, Engine) else resolved
     make_engine = partial(create_engine, chosen_engine, task, on_device, callback.on_message, workers, cluster)

@@ -68,7 +68,7 @@ def test_settings_that_differ_are_listed() -> None:
     assert found("digits") == []
     other = {"data.public": "tinyimagenet32", "data.public_fit": "exact", "stopping.patience": 100, "precision": "bf16"}
     assert found("cifar10", **other) == [
-        "precision = bf16 (float32)", "data.public = tinyimagenet32 (stl10)", "stopping.patience = 100 (50)",
+        "precision = bf16 (tf32)", "data.public = tinyimagenet32 (stl10)", "stopping.patience = 100 (50)",
     ]  # fmt: skip
     ours = found("cifar10-cpfl")
     assert "federation.server = fedavgm (mean)" in ours

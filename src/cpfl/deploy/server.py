@@ -75,10 +75,11 @@ def serve(
     """One run from the first node to the global model; the run folder. Time limits go by `clock`."""
     chosen, run = run_config.read(source, context.run_config)
     path = Path(run.out) if run.out else RUNS / new_name(chosen)
+    device = torch_device(run.device)
     folder = _unfinished(path, chosen)
+    chosen = folder.experiment() if folder else chosen.resolved(device.type)
     event = "resumed" if folder else "started"
     check_snapshots(chosen)
-    device = torch_device(run.device)
     task = server_task(chosen, model, test, public)
     method.open_sessions(task)  # a session checks its settings: errors are raised before anything is written
     registry = ClientRegistry(chosen, MessageLoop(grid, clock), log.info)
@@ -154,7 +155,8 @@ def _unfinished(path: Path, experiment: Experiment) -> RunFolder | None:
     if folder is None or folder.summary() is not None:
         RunFolder.check_free(path)
         return None
-    if folder.verify().experiment() != experiment:
+    found = folder.verify().experiment()
+    if found != experiment.with_precision_of(found):
         raise CpflError(f"{folder.path} was started with other settings: resume it with those, or choose another out")
     return folder
 

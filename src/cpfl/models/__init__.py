@@ -242,7 +242,7 @@ def seed_torch(seed: int, purpose: str, *address: int) -> None:
 
 
 def choose_arithmetic(precision: str) -> None:
-    """Set a GPU's arithmetic for this process: exact float32, or TF32 beside bf16."""
+    """Set a GPU's arithmetic for this process: exact float32, or TF32 beside bf16 and for auto."""
     exact = precision in ("float32", "float64")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not exact
     # Algorithms chosen by timing would differ between processes and round differently.
@@ -256,7 +256,7 @@ def arithmetic(device: torch.device, precision: str) -> AbstractContextManager[o
 
 def kernel_dtype(device: torch.device, precision: str) -> torch.dtype | None:
     """The dtype of the kernels in `cpfl.kernels`; None: torch's own layers are used."""
-    known = {"tf32": torch.float32, "bf16": torch.bfloat16}
+    known = {"auto": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
     return known.get(precision) if device.type == "cuda" else None
 
 

@@ -34,6 +34,9 @@ def differences(experiment: Experiment) -> list[str]:
     if name not in _PAPER:
         return []
     here, usual, whose = effects.flat(experiment), effects.flat(_preset(name)), dict[str, str]()
+    usual["precision"] = "tf32"  # PyTorch's default for convolutions on the authors' card; float32 is more exact
+    if here["precision"] in ("auto", "float32"):
+        here["precision"] = "tf32"
     recipe, joint = experiment.distillation.recipe, [f"stopping.{key}" for key in _JOINT]
     if recipe != usual["distillation.recipe"]:  # its own values are no differences
         own = Distillation(recipe=recipe).model_dump(mode="json")

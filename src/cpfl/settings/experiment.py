@@ -47,8 +47,9 @@ class Experiment(Section):
     """Rounds of a cohort after which it stops at the latest."""
     snapshots: str = ""
     """Keep cohort models every "5h" of virtual time or every "50 rounds", for later distillation; empty: none."""
-    precision: Literal["float32", "tf32", "bf16", "float64"] = "float32"
-    """Arithmetic of training and distillation; parameters stay in float32, or float64."""
+    precision: Literal["auto", "float32", "tf32", "bf16", "float64"] = "auto"
+    """Arithmetic of training and distillation; parameters stay in float32, or float64. auto: tf32 on a GPU, float32
+    elsewhere, chosen when a run begins and stored with it."""
     checkpoint_seconds: NotNegative = 5.0
     """Seconds between checkpoints: a kill costs at most so much work; 0: a checkpoint after every round."""
     data: Data = Data()
@@ -59,6 +60,16 @@ class Experiment(Section):
     devices: Devices = Devices()
     distillation: Distillation = Distillation()
     privacy: Privacy = Privacy()
+
+    def resolved(self, device: str) -> "Experiment":
+        """The same experiment with the arithmetic that auto means on this kind of device."""
+        if self.precision != "auto":
+            return self
+        return self.model_copy(update={"precision": "tf32" if device == "cuda" else "float32"})
+
+    def with_precision_of(self, begun: "Experiment") -> "Experiment":
+        """The same experiment where another one that has begun says what auto means."""
+        return self.model_copy(update={"precision": begun.precision}) if self.precision == "auto" else self
 
     @property
     def dtype(self) -> Literal["float32", "float64"]:

@@ -139,6 +139,12 @@ class SweepGrid:
         """One run's experiment."""
         return absolute(experiment_file.with_settings(self.base, {**self.given, **self.runs[name]}, strict=False))
 
+    def resolved(self, folder: Path, device: str) -> "SweepGrid":
+        """The grid with the arithmetic that auto meant when the sweep in the folder began, or means on this device."""
+        before = SweepGrid.read(folder)
+        base = self.base.resolved(device) if before is None else self.base.with_precision_of(before.base)
+        return replace(self, base=base)
+
     def varied(self, name: str) -> dict[str, Any]:
         """What a run sets beside n and the seed."""
         return {key: value for key, value in self.runs[name].items() if key not in ("cohorts", "seed")}
@@ -167,6 +173,7 @@ def value_of(tree: Mapping[str, Any], key: str) -> Any:
 
 
 def _check_equal(wanted: Experiment, found: Experiment, folder: Path) -> None:
+    wanted = wanted.with_precision_of(found)
     if wanted != found:
         one, other = effects.leaves(wanted.model_dump(mode="json")), effects.leaves(found.model_dump(mode="json"))
         differs = next(key for key in [*other, *one] if one.get(key) != other.get(key))

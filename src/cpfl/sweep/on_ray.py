@@ -50,6 +50,11 @@ class ClusterScheduler:
             cluster.check_path(data, f"data = {data}")
         self._data = config.node_data or data  # a run's driver is on some node, too
 
+    @property
+    def device(self) -> str:
+        """The kind of device that runs train on."""
+        return self._found.device
+
     def run(self, work: Work, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
         """All runs, as many at the same time as there are slots for."""
         free = self._found.workers

@@ -100,6 +100,7 @@ def sweep(
             failed[path] = error
             callback.on_failure(path, error)
 
+    on_device = torch_device(common["cluster"].device, grid.engine)
     with contextlib.ExitStack() as stack:
         scheduler = None
         if grid.engine == "ray":
@@ -109,12 +110,13 @@ def sweep(
             stack.enter_context(connection(common["cluster"]))
             workers = common.get("workers", 0)
             scheduler = ClusterScheduler(common["cluster"], folder, common.get("data"), workers)
+        grid = grid.resolved(folder, scheduler.device if scheduler else on_device.type)
         grid.merged(folder).write(folder)
         callback.on_start(grid, finished)
         for name in finished:
             end(folder / name, None)
-        on_gpu = torch_device(common.get("device", "auto"), grid.engine).type != "cpu"
-        if not common.get("workers") and grid.engine not in ONE_PROCESS and not (grid.engine == "auto" and on_gpu):
+        on_gpu = grid.engine == "auto" and on_device.type != "cpu"
+        if not common.get("workers") and grid.engine not in ONE_PROCESS and not on_gpu:
             common["workers"] = max(1, cores() // jobs)  # runs at the same time share the cores
         work = {folder / name: grid.experiment(name) for name in grid.runs if name not in finished}
         if scheduler is not None:
@@ -143,7 +145,7 @@ def _check(grid: SweepGrid, folder: Path, common: Mapping[str, Any], notify: Cal
             RunFolder.check_free(path)
             continue
         run = RunFolder.open(path).verify()
-        if run.experiment() != grid.experiment(name):
+        if (begun := run.experiment()) != grid.experiment(name).with_precision_of(begun):
             raise RunFolderError(f"{path} holds a run with other settings: choose another folder")
         if run.summary() is not None:
             finished.append(name)

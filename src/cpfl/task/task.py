@@ -56,6 +56,10 @@ class Task:
     cohort_models: dict[int, CohortModel] = field(default_factory=dict)  # of cohorts that train another model
     _layouts: dict[int, Layout] = field(default_factory=dict, init=False, compare=False)  # by the first such cohort
 
+    def resolved(self, device: str) -> "Task":
+        """The task with the arithmetic that precision = auto means on this kind of device."""
+        return replace(self, experiment=self.experiment.resolved(device))
+
     def for_cohort(self, cohort: int) -> "Task":
         """The task with the model that a cohort trains."""
         own = self.cohort_models.get(cohort)
