@@ -7,7 +7,7 @@ is for entries that stay empty.
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 import numpy as np
@@ -45,9 +45,10 @@ class DeviceBuffers:
     """What all lanes share: the samples, the model's layout, and every cohort's model and running sum."""
 
     def __init__(
-        self, tasks: Sequence[Task], device: torch.device, rows: Rows, servers: Collection[Federation] = ()
+        self, tasks: Sequence[Task], device: torch.device, rows: Rows, others: Sequence[Federation] = ()
     ) -> None:
-        """For tasks of the same samples and model, and others like them: as many as `rows` hold, and with `servers`."""
+        """For tasks of the same samples and model, and for others like them, with these settings, that come later:
+        as many at a time as `rows` hold."""
         self.task = task = tasks[0]  # where all are the same, any will do
         data, experiment = task.data, task.experiment
         self.x, self.y = (torch.as_tensor(values).to(device) for values in (data.train.x, data.train.y))
@@ -58,11 +59,11 @@ class DeviceBuffers:
         self.stats_NQ = self.models_NP.new_zeros(len(self.models_NP), self.model.stats.layout.size)
         self.stats_sums_NQ = torch.zeros_like(self.stats_NQ)
         self.losses_M = torch.zeros(rows.clients + 1, dtype=self.dtype, device=device)
-        self.has_squared_losses = has_squared_losses(tasks)
-        self.rate, self.batch = common_rate(tasks), max(map(largest_batch, tasks))
+        settings = [*(task.experiment.federation for task in tasks), *others]
+        self.has_squared_losses = has_squared_losses(settings)
+        self.rate, self.batch = common_rate(settings), max(map(largest_batch, tasks))
         self.squared_losses_M = torch.zeros_like(self.losses_M)
-        own = [task.experiment.federation for task in tasks]
-        self.algorithm = AlgorithmBuffers(self.layout, self.dtype, device, rows, [*own, *servers])
+        self.algorithm = AlgorithmBuffers(self.layout, self.dtype, device, rows, settings)
         local = batch_norm.local_names(experiment.federation, self.model.module)
         self.local = LocalBatchNorm(task, self.model, local, rows.clients, device) if local else None
         self._numbers: Iterator[int] = count()

@@ -3,7 +3,7 @@
 import gc
 import heapq
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar
 
@@ -47,12 +47,11 @@ class LaneEngine(Engine):
         lanes: int = 0,
         schedule_workers: int | None = None,
         room: Rows | None = None,
-        servers: Collection[Federation] = (),
+        others: Sequence[Federation] = (),
     ) -> None:
-        """For a task, or for some of the runs that will share the lanes.
+        """For a task, or for the first of the runs that share the lanes: the same samples, model and client optimizer.
 
-        Then there is `room` for so many at a time, with these `servers` among them; tasks have the same samples, model
-        and client optimizer.
+        Then there is `room` for so many runs at a time, and `others` are the settings of all that will come.
         """
         tasks = [task] if isinstance(task, Task) else list(task)
         self.device = device.type
@@ -61,7 +60,7 @@ class LaneEngine(Engine):
         self.schedules = ScheduleWorkers(workers)
         weakref.finalize(self, self.schedules.end)
         models.choose_arithmetic(tasks[0].experiment.precision)
-        self.buffers = DeviceBuffers(tasks, device, room or Rows.of(tasks[0]), servers)
+        self.buffers = DeviceBuffers(tasks, device, room or Rows.of(tasks[0]), others)
         count = lanes or self.default_lanes(tasks, device)
         self.large = Lanes(self.buffers, count)
         self._evaluators: dict[EvaluatorKind, Evaluator] = {}

@@ -119,14 +119,13 @@ def adds_up(settings: Federation) -> bool:
     return plain and not server.needs_all_models and not settings.mixes_ages
 
 
-def has_squared_losses(tasks: Sequence[Task]) -> bool:
+def has_squared_losses(settings: Sequence[Federation]) -> bool:
     """Whether a selection rule of any of them wants the squared losses of samples."""
-    return any(SELECTIONS.find(task.experiment.federation.selection).squared_losses for task in tasks)
+    return any(SELECTIONS.find(one.selection).squared_losses for one in settings)
 
 
-def common_rate(tasks: Sequence[Task]) -> float | None:
+def common_rate(settings: Sequence[Federation]) -> float | None:
     """The learning rate of all rounds of all of them; None: they differ."""
-    settings = [task.experiment.federation for task in tasks]
     rates = {one.lr for one in settings}
     return rates.pop() if len(rates) == 1 and all(map(local_training.constant_rate, settings)) else None
 

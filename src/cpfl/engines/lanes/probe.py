@@ -15,7 +15,13 @@ from cpfl.models.adapter import Inputs, mapped, part, size
 from cpfl.task.task import Task
 
 LANES, SAMPLES = 2, 4
-ROUNDING = {"float64": 1e-9, "float32": 1e-3, "auto": 0.03, "tf32": 0.03, "bf16": 0.2}  # relative to the largest gradient
+ROUNDING = {
+    "float64": 1e-9,
+    "float32": 1e-3,
+    "auto": 0.03,
+    "tf32": 0.03,
+    "bf16": 0.2,
+}  # relative to the largest gradient
 
 
 def why_not_lanes(task: Task, device: torch.device) -> str:
