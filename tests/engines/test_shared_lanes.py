@@ -85,6 +85,16 @@ def test_every_run_is_the_one_that_it_is_alone(case: str, made: type[Counted], t
         same(run, alone(run, tmp_path / f"alone-{run.path.name}"))
 
 
+def test_who_comes_later_has_rates_and_rules_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Lanes are made for all runs of a sweep, though not all are known when they are made."""
+    monkeypatch.setattr(shared, "FULL", 0)  # two at a time
+    over = {"federation.lr": [0.05, 0.1], "federation.selection": ["random", "oort"]}
+    settings = SMALL | {"federation.participation": 0.5}
+    common: dict[str, Any] = {"engine": "lanes", "device": "cpu", "settings": settings}
+    for run in cpfl.sweep("digits", cohorts=[2], out=tmp_path / "s", over=over, **common):
+        same(run, alone(run, tmp_path / f"alone-{run.path.name}"))
+
+
 def test_batch_norm_of_clients_is_their_own_runs(made: type[Counted], tmp_path: Path) -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
