@@ -101,20 +101,15 @@ class Evaluator:
         shape = (self.models, self._batch)
         augmentation = {"augmentation": ((*shape, 5), torch.int8)} if self._augmented else {}
         self._samples = StagingBuffer(device, rows=(shape, torch.int32), **augmentation)
+        self._stage([])  # warm-ups must not touch open rounds
+        self._sums.send()
         self.aggregate: Callable[[], None] = captured(self._aggregate, device)
         self.evaluate: Callable[[], None] = captured(self._evaluate, device)
 
     def start(self, rounds: Sequence[Round]) -> PendingEvaluation:
         """Make and evaluate the new models of complete rounds."""
-        buffers, algorithm, staged = self._buffers, self._buffers.algorithm, self._sums.host
-        staged["cohorts"][:] = len(buffers.sums_NP) - 1
-        staged["weights"][:] = staged["shares"][:] = staged["scales"][:] = staged["sizes"][:] = 1
-        for k, one in enumerate(rounds):
-            staged["cohorts"][k], staged["weights"][k] = one.cohort_slot, one.weight
-            staged["shares"][k], staged["sizes"][k] = one.share, len(one.session.clients)
-            if one.request is None:
-                work = [(client.samples, client.steps) for client in one.clients.values()]
-                staged["scales"][k] = one.member.server.update_scale(work)
+        buffers, algorithm = self._buffers, self._buffers.algorithm
+        self._stage(rounds)
         self._sums.send()
         clients = upload(buffers.device, [one.member.client_row(client) for one in rounds for client in one.clients])
         if self._means_VP is not None:
@@ -149,6 +144,18 @@ class Evaluator:
             done.record()
         states = (models_VP, self._stats_VQ.clone(), cohort_states, client_states)
         return PendingEvaluation(rounds, *states, list(held), chunks, training, squared, done)
+
+    def _stage(self, rounds: Sequence[Round]) -> None:
+        """Say which cohorts get new models; what is left over is for the row that stays empty."""
+        staged = self._sums.host
+        staged["cohorts"][:] = len(self._buffers.sums_NP) - 1
+        staged["weights"][:] = staged["shares"][:] = staged["scales"][:] = staged["sizes"][:] = 1
+        for k, one in enumerate(rounds):
+            staged["cohorts"][k], staged["weights"][k] = one.cohort_slot, one.weight
+            staged["shares"][k], staged["sizes"][k] = one.share, len(one.session.clients)
+            if one.request is None:
+                work = [(client.samples, client.steps) for client in one.clients.values()]
+                staged["scales"][k] = one.member.server.update_scale(work)
 
     def results(self, pending: PendingEvaluation) -> Iterator[tuple[Round, RoundResult | DivergedError]]:
         """Wait for an evaluation; the results of its rounds, less those of sessions that have stopped since."""
