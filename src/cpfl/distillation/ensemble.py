@@ -96,7 +96,8 @@ def logits_of(module: nn.Module, inputs: Chunks) -> Tensor:
     """A model's logits z on all these inputs, (T, C); whatever it answers, for another objective."""
     module.eval()
     with models.arithmetic(*inputs.precision):
-        return torch.cat([module(x).to(inputs.precision.dtype) for x in inputs])
+        # Copies: what one model writes into its inputs, the next one must not see.
+        return torch.cat([module(mapped(Tensor.clone, x)).to(inputs.precision.dtype) for x in inputs])
 
 
 class Ensemble:
