@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from cpfl.errors import ModelError, first_line
-from cpfl.models import ModelFactory, State, check, fresh, state_of
+from cpfl.models import ModelFactory, State, fresh, state_of
 from cpfl.models.adapter import Inputs
+from cpfl.models.checks import check
 from cpfl.models.layout import Layout
 from cpfl.objectives.base import Answer
 from cpfl.settings import Model
