@@ -329,6 +329,18 @@ class DrawsInEvaluation(Lambda):
         return self.head(x if self.training else x + np.random.rand())  # type: ignore[no-any-return]
 
 
+class BuiltWithNumpy(Lambda):
+    def __init__(self) -> None:
+        super().__init__(torch.neg)
+        self.scale = nn.Parameter(torch.tensor(np.random.rand()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.scale * x)  # type: ignore[no-any-return]
+
+
+SHARED = nn.Linear(FEATURES, CLASSES)
+
+
 class Branching(Lambda):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x if x.sum() > 0 else -x)  # type: ignore[no-any-return]
@@ -455,6 +467,8 @@ ZOO: dict[str, Animal] = {
         "in training only",
     ),
     "numpy's random numbers in evaluation": Animal(lambda: DrawsInEvaluation(torch.neg), "table", "in training only"),
+    "numpy's random numbers at the start": Animal(BuiltWithNumpy, "table", "same seed differ in scale"),
+    "the same parameters each time": Animal(lambda: nn.Sequential(SHARED), "table", "same parameters each time"),
     "embedding of limited norm": Animal(lambda: embedding(max_norm=1.0), "tokens", "max_norm of its Embedding"),
     "bag of limited norm": Animal(
         lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 4, max_norm=1.0), nn.Linear(4, CLASSES)),

@@ -25,7 +25,7 @@ from cpfl.models import ModelFactory, State, batch_norm
 from cpfl.models.adapter import adapted
 from cpfl.models.checks import check
 from cpfl.models.layout import Layout
-from cpfl.models.start import AS_GIVEN, FRESH, initial, with_frozen_of
+from cpfl.models.start import AS_GIVEN, FRESH, initial, reproducible, with_frozen_of
 from cpfl.privacy.label_counts import cohort_counts
 from cpfl.settings import Distillation, Experiment, Federation, Model, Stopping
 from cpfl.task.population import Population, assign_cohorts, memory_mapped
@@ -125,7 +125,7 @@ def build_task(
     build_student = build
     if other := experiment.distillation.student:
         build_student = adapted(models.factory(Model(name=other), shape, outputs, "distillation.student"), x)
-        check(models.fresh(build_student, seed, "student", dtype), x, expected)
+        check(reproducible(build_student, seed, "student", dtype), x, expected)
     if population is None:
         cohorts = assign_cohorts(experiment, data, devices, size) if cohorts is None else cohorts
         population = memory_mapped(data.clients, devices, cohorts)
