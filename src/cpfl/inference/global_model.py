@@ -86,7 +86,10 @@ def load_global(path: Path, model: UserModel | None = None, distillation: str = 
         settings = models.named(experiment.model, own)
     if model is None and settings.name == GIVEN:
         raise ModelError(f"{path} was run with a model given in Python: export or load it from Python with model=…")
-    build = models.factory(settings, shape, _answer(about)[-1]) if model is None else user_model_factory(model)
+    if model is None:
+        build = models.factory(settings, shape, _answer(about)[-1])
+    else:
+        build = user_model_factory(model, keeps=True)
     module = adapted(build, example_inputs(about, 2))()
     try:
         module.load_state_dict(folder.global_state(source))

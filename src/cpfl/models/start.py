@@ -58,7 +58,7 @@ def reproducible(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtyp
     different = [name for name, value in one.items() if name not in two or not _equal(value, two[name])]
     if different or one.keys() != two.keys():
         raise ModelError(
-            f"two models that are built with the same seed differ in {_listed(different or sorted(two))}: use torch's "
+            f"two models that are built with the same seed differ in {listed(different or sorted(two))}: use torch's "
             "random numbers to build it, not numpy's or Python's, and no memory that nobody has written (torch.empty)"
         )
     return module
@@ -104,7 +104,7 @@ def read(file: Path, module: nn.Module) -> State:
         "has more than the model:": [name for name in found if name not in expected],
         "has another shape or type of": [n for n, value in expected.items() if n in found and _differ(found[n], value)],
     }
-    if reasons := [f"{what} {_listed(names)}" for what, names in wrong.items() if names]:
+    if reasons := [f"{what} {listed(names)}" for what, names in wrong.items() if names]:
         raise ModelError(f"model.start = {str(file)!r} does not fit the model: it {', and '.join(reasons)}")
     return {name: found[name].to(own[name].dtype) for name in expected if name in found}
 
@@ -123,6 +123,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first few names for a sentence."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,6 +1,5 @@
 """A task: data, model, devices and cohorts of one experiment, built once and checked before anything is written."""
 
-import copy
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from cpfl.federation.session import Session
 from cpfl.models import ModelFactory, State, batch_norm
 from cpfl.models.adapter import adapted
 from cpfl.models.checks import check
+from cpfl.models.given import copied, drawn_anew
 from cpfl.models.layout import Layout
 from cpfl.models.start import AS_GIVEN, FRESH, initial, reproducible, with_frozen_of
 from cpfl.privacy.label_counts import cohort_counts
@@ -192,7 +192,7 @@ def model_factory(settings: Model, model: UserModel | None, shape: tuple[int, ..
         )
     if model is None:
         return models.factory(settings, shape, classes)
-    return user_model_factory(model, settings.start == AS_GIVEN)
+    return user_model_factory(model, settings.start != FRESH)
 
 
 def start_file(settings: Model, roots: Sequence[Path]) -> Path | None:
@@ -218,13 +218,4 @@ def user_model_factory(model: UserModel, keeps: bool = False) -> ModelFactory:
         if not callable(model):
             raise ModelError(f"model takes an nn.Module, a class or a function that builds one, not {model!r}")
         return models.guarded(getattr(model, "__name__", "given"), model)
-
-    def rebuild() -> nn.Module:
-        module = copy.deepcopy(model)
-        for part in () if keeps else module.modules():  # fresh weights, not the given ones; frozen parameters stay
-            reset = getattr(part, "reset_parameters", None)
-            if callable(reset) and all(value.requires_grad for value in part.parameters()):
-                reset()
-        return module
-
-    return rebuild
+    return models.guarded("given", lambda: copied(model) if keeps else drawn_anew(model))
