@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cpfl.errors import DataError
 
 EXAMPLES = 5  # shared images whose positions are named
+SHORT = 16  # integers of a sample, each of which may have a range of its own
 ALIGNMENT = 8  # bytes: every type can be viewed from such a position
 
 Array = NDArray[np.generic]
@@ -65,6 +66,23 @@ class Samples:
         y = None if self.y is None else self.y[index]
         columns = {name: column[index] for name, column in self.columns.items()}
         return Samples(self.x[index], y, columns, self.fields, self.names)
+
+    def inputs(self) -> dict[str, Array]:
+        """The inputs as arrays, by name where a model takes several."""
+        if not self.fields:
+            return {"": self.x}
+        count = len(self.x)
+        return {f.name: self.x[:, f.start : f.end].copy().view(f.dtype).reshape(count, *f.shape) for f in self.fields}
+
+    def extremes(self) -> NDArray[np.int64]:
+        """Positions of samples with the smallest and the largest integers; in short ones, at each place."""
+        found = set[int]()
+        for values in self.inputs().values():
+            if values.dtype.kind in "iu" and len(values):
+                flat = values.reshape(len(values), -1)
+                columns = flat.T if flat.shape[1] <= SHORT else [flat.min(1), flat.max(1)]
+                found.update(int(k) for column in columns for k in (column.argmin(), column.argmax()))
+        return np.array(sorted(found), np.int64)
 
     def fingerprint(self) -> str:
         """A checksum of inputs and labels, so that a resumed run sees the data it began with."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.distillation.objective import distillation_loss, teacher_aggregation, teacher_weights
+from cpfl.engines.client_training import called
 from cpfl.kernels import layers
 from cpfl.models import State
 from cpfl.models.adapter import Inputs, mapped, tensors
@@ -97,7 +98,7 @@ def logits_of(module: nn.Module, inputs: Chunks) -> Tensor:
     module.eval()
     with models.arithmetic(*inputs.precision):
         # Copies: what one model writes into its inputs, the next one must not see.
-        return torch.cat([module(mapped(Tensor.clone, x)).to(inputs.precision.dtype) for x in inputs])
+        return torch.cat([called(module, mapped(Tensor.clone, x)).to(inputs.precision.dtype) for x in inputs])
 
 
 class Ensemble:

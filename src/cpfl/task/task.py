@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -18,7 +19,7 @@ from cpfl.data.given import Given
 from cpfl.devices.availability import availability
 from cpfl.devices.fleet import Fleet
 from cpfl.devices.fleet import fleet as fleet_of
-from cpfl.errors import ModelError, SettingError, quoted
+from cpfl.errors import FAILURES, ModelError, SettingError, first_line, quoted
 from cpfl.federation.session import Session
 from cpfl.models import ModelFactory, State, batch_norm
 from cpfl.models.adapter import adapted
@@ -125,7 +126,9 @@ def build_task(
     build_student = build
     if other := experiment.distillation.student:
         build_student = adapted(models.factory(Model(name=other), shape, outputs, "distillation.student"), x)
-        check(reproducible(build_student, seed, "student", dtype), x, expected)
+        student = reproducible(build_student, seed, "student", dtype)
+        check(student, x, expected)
+        check_integers(data, student)
     if population is None:
         cohorts = assign_cohorts(experiment, data, devices, size) if cohorts is None else cohorts
         population = memory_mapped(data.clients, devices, cohorts)
@@ -137,7 +140,10 @@ def build_task(
             own = adapted(models.factory(settings, shape, outputs, f"model.by_cohort.{cohort}"), x)
             made[name] = CohortModel(*initial(own, settings, seed, x, expected, dtype, start_file(settings, roots)))
     builds = [build, *(one.build for one in made.values())]
-    check_batch_stats(experiment.federation, [models.fresh(one, seed, "init", dtype) for one in builds])
+    modules = [models.fresh(one, seed, "init", dtype) for one in builds]
+    check_batch_stats(experiment.federation, modules)
+    for module in modules:
+        check_integers(data, module)
     others = {int(cohort): made[name] for cohort, name in experiment.model.by_cohort.items()}
     fleet, cohorts, counts = population.fleet, population.cohorts, population.label_counts
     if counts is None:
@@ -181,6 +187,23 @@ def check_batch_stats(settings: Federation, modules: Sequence[nn.Module]) -> Non
     if settings.batch_stats == "local" and not any(map(batch_norm.names, modules)):
         key = 'federation.batch_stats = "local"'
         raise SettingError(f"{key} has no effect here: it needs a model with BatchNorm layers")
+
+
+@torch.no_grad()
+def check_integers(data: FederatedData, module: nn.Module) -> None:
+    """Refuse samples that a model fails on, such as tokens that an embedding has no vector for: lanes read others'."""
+    if data.transform.kind == "pixels":
+        return
+    sets = {"training": data.train, "test": data.test, "public": data.public}
+    for name, samples in sets.items():
+        if len(rows := samples.extremes()):
+            try:
+                module.eval()(data.transform(torch.as_tensor(samples.x[rows])))
+            except FAILURES as error:
+                raise ModelError(
+                    f"the model does not take the smallest and the largest integers of the {name} set: "
+                    f"{first_line(error)}"
+                ) from None
 
 
 def model_factory(settings: Model, model: UserModel | None, shape: tuple[int, ...], classes: int) -> ModelFactory:

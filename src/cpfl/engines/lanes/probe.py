@@ -9,7 +9,7 @@ from torch.func import functional_call
 from cpfl import models
 from cpfl.engines.lanes.model import LaneModel
 from cpfl.engines.lanes.step import captured
-from cpfl.errors import first_line
+from cpfl.errors import ModelError, first_line
 from cpfl.kernels import batch_norm
 from cpfl.models.adapter import Inputs, mapped, part, size
 from cpfl.task.task import Task
@@ -29,6 +29,8 @@ def why_not_lanes(task: Task, device: torch.device) -> str:
             if ages and batch_norm.supported(module):
                 return f"running statistics of BatchNorm have no age there, which federation.{ages} counts"
             return alone(module, x) or in_lanes(task, mapped(lambda each: each.to(device), x), y.to(device))
+    except ModelError as error:
+        return first_line(error.__cause__ or error)
     except Exception as error:  # a model, and vmap, report what they cannot do in many ways
         return first_line(error) or type(error).__name__
 
