@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -14,6 +14,7 @@ from cpfl.errors import DataError
 
 EXAMPLES = 5  # shared images whose positions are named
 SHORT = 16  # integers of a sample, each of which may have a range of its own
+IMAGE_AXES = 3
 ALIGNMENT = 8  # bytes: every type can be viewed from such a position
 
 Array = NDArray[np.generic]
@@ -74,6 +75,15 @@ class Samples:
         count = len(self.x)
         return {f.name: self.x[:, f.start : f.end].copy().view(f.dtype).reshape(count, *f.shape) for f in self.fields}
 
+    def like(self, other: "Samples") -> "Samples":
+        """The same samples, their inputs in another set's order and types; integers only where none is lost."""
+        own, wanted = self.inputs(), {one.name: np.dtype(one.dtype) for one in other.fields}
+        if self.fields == other.fields or own.keys() != wanted.keys():
+            return self
+        arrays = {name: _as_type(own[name], dtype) for name, dtype in wanted.items()}
+        rows, fields = packed(arrays)
+        return replace(self, x=rows, fields=fields)
+
     def extremes(self) -> NDArray[np.int64]:
         """Positions of samples with the smallest and the largest integers; in short ones, at each place."""
         found = set[int]()
@@ -99,6 +109,17 @@ class Samples:
         for i, sample in enumerate(self.x):
             positions.setdefault(hashlib.blake2b(kind + sample.tobytes(), digest_size=16).digest(), i)
         return positions
+
+
+def _as_type(values: Array, dtype: np.dtype[Any]) -> Array:
+    """The values in another type: any floats, and integers that it can hold."""
+    pixels = np.uint8 in (values.dtype, dtype) and values.ndim == 1 + IMAGE_AXES  # of another type they mean others
+    if values.dtype.kind == dtype.kind == "f":
+        return values.astype(dtype)
+    if values.dtype.kind in "iu" and dtype.kind in "iu" and not pixels:
+        found = values.astype(dtype)
+        return found if np.array_equal(found, values) else values
+    return values
 
 
 def packed(arrays: Mapping[str, Array]) -> tuple[Array, tuple[Field, ...]]:
