@@ -329,6 +329,19 @@ class DrawsInEvaluation(Lambda):
         return self.head(x if self.training else x + np.random.rand())  # type: ignore[no-any-return]
 
 
+class Fading(Lambda):
+    """Changes a buffer in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.neg)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.scale *= 0.9  # type: ignore[operator]
+        return self.head(self.scale * x)  # type: ignore[no-any-return, operator]
+
+
 class BuiltWithNumpy(Lambda):
     def __init__(self) -> None:
         super().__init__(torch.neg)
@@ -350,6 +363,12 @@ def compiled() -> nn.Module:
     with warnings.catch_warnings():  # the compiler's remarks on itself
         warnings.simplefilter("ignore")
         return torch.compile(nn.Linear(FEATURES, CLASSES))  # type: ignore[return-value]
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():  # it is deprecated
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Linear(FEATURES, CLASSES))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def embedding(**how: Any) -> nn.Module:
@@ -447,6 +466,10 @@ ZOO: dict[str, Animal] = {
     "compiled": Animal(compiled, "table"),
     "dropout": Animal(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(FEATURES, CLASSES)), "table", "fallback"),
     "counting": Animal(Counting, "table", "fallback"),
+    "scripted": Animal(scripted, "table", "fallback"),
+    "spectral norm": Animal(
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, CLASSES)), "table", "fallback"
+    ),
     "branching": Animal(lambda: Branching(torch.neg), "table", "fallback"),
     "centred by batch": Animal(lambda: Lambda(lambda x: x - x.mean(0)), "table", "fallback"),
     "integers to floats inside": Animal(lambda: Lambda(lambda x: x.to(torch.get_default_dtype())), "integers", "dtype"),
@@ -467,6 +490,7 @@ ZOO: dict[str, Animal] = {
         "in training only",
     ),
     "numpy's random numbers in evaluation": Animal(lambda: DrawsInEvaluation(torch.neg), "table", "in training only"),
+    "buffers that change in evaluation": Animal(Fading, "table", "in training only"),
     "numpy's random numbers at the start": Animal(BuiltWithNumpy, "table", "same seed differ in scale"),
     "the same parameters each time": Animal(lambda: nn.Sequential(SHARED), "table", "same parameters each time"),
     "embedding of limited norm": Animal(lambda: embedding(max_norm=1.0), "tokens", "max_norm of its Embedding"),

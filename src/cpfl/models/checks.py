@@ -40,13 +40,13 @@ def check(module: nn.Module, x: Inputs, expected: Answer) -> None:
         if gradient is not None and gradient.is_sparse:
             raise ModelError(f"the gradient of {name} is sparse: dense ones are needed (sparse=False)")
     _check_training(module, x, expected)
-    if draws_in_evaluation(module, x):
+    if varies_in_evaluation(module, x):
         raise ModelError(
             "the model gives different answers to the same inputs in evaluation: random numbers, as of dropout with "
-            "training=True, must be drawn in training only (if self.training)"
+            "training=True, and changes of buffers belong in training only (if self.training)"
         )
     if names := written(module, x):
-        name, layer = names[0], module.get_submodule(names[0].rpartition(".")[0])
+        name, layer = names[0], dict(module.named_modules())[names[0].rpartition(".")[0]]
         remedy = "compute another tensor from it, for example with torch.nn.utils.parametrize"
         if getattr(layer, "max_norm", None) is not None:
             remedy = f"leave out max_norm of its {type(layer).__name__}"
@@ -64,8 +64,11 @@ def _check_shape(out: Tensor, samples: int, expected: Answer, when: str) -> None
 def _check_training(module: nn.Module, x: Inputs, expected: Answer) -> None:
     """Refuse what a model does in training only."""
     try:
+        module.train()
         with unchanged(module):
-            one, other = (_answer(module.train(), x, seed) for seed in (0, 0))
+            one = _answer(module, x, seed=0)
+        with unchanged(module):
+            other = _answer(module, x, seed=0)
     except ModelError:
         raise
     except FAILURES as error:
@@ -80,13 +83,15 @@ def _check_training(module: nn.Module, x: Inputs, expected: Answer) -> None:
         )
 
 
-def draws_in_evaluation(module: nn.Module, x: Inputs) -> bool:
-    """Whether its answers in evaluation depend on random numbers, torch's or others."""
+def varies_in_evaluation(module: nn.Module, x: Inputs) -> bool:
+    """Whether its answers in evaluation depend on random numbers, torch's or others, or on earlier calls."""
     with unchanged(module):
+        own = trained(module)
         for name, value in with_noise(module).items():  # zeros hide what it does
-            module.get_parameter(name).copy_(value)
+            own[name].copy_(value)
         filled = mapped(lambda each: each.masked_fill(each == 0, 0.01) if each.is_floating_point() else each, x)
-        first, *others = (_answer(module.eval(), filled, seed).nan_to_num() for seed in range(TRIES))
+        module.eval()
+        first, *others = (_answer(module, filled, seed).nan_to_num() for seed in range(TRIES))
     return not all(torch.equal(first, other) for other in others)
 
 
@@ -101,7 +106,7 @@ def written(module: nn.Module, x: Inputs) -> list[str]:
             with suppress(*FAILURES):  # with such parameters it may fail
                 module.train(training)(mapped(Tensor.clone, x))
         after = dict(module.named_parameters())
-        return [name for name in own if after.get(name) is not own[name] or not torch.equal(own[name], before[name])]
+        return [name for name, value in before.items() if name not in after or not torch.equal(after[name], value)]
 
 
 @contextmanager
@@ -116,11 +121,9 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _answer(module: nn.Module, x: Inputs, seed: int) -> Tensor:
-    """Its answer to a copy of the inputs, with its state as it was before and this seed of torch."""
-    state = {name: value.clone() for name, value in module.state_dict().items()}
+    """Its answer to a copy of the inputs with this seed of torch."""
     torch.default_generator.manual_seed(seed)
     answer: Tensor = module(mapped(Tensor.clone, x))
-    module.load_state_dict(state)
     return answer
 
 
