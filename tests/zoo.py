@@ -329,6 +329,13 @@ class DrawsInEvaluation(Lambda):
         return self.head(x if self.training else x + np.random.rand())  # type: ignore[no-any-return]
 
 
+class Shortened(Lambda):
+    """Answers in half the bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).bfloat16()  # type: ignore[no-any-return]
+
+
 class Fading(Lambda):
     """Changes a buffer in evaluation."""
 
@@ -467,6 +474,7 @@ ZOO: dict[str, Animal] = {
     "dropout": Animal(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(FEATURES, CLASSES)), "table", "fallback"),
     "counting": Animal(Counting, "table", "fallback"),
     "scripted": Animal(scripted, "table", "fallback"),
+    "short numbers out": Animal(lambda: Shortened(torch.neg), "table", "fallback"),
     "spectral norm": Animal(
         lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, CLASSES)), "table", "fallback"
     ),

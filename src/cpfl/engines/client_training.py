@@ -105,8 +105,8 @@ class ClientTrainer:
         return loss.detach(), logits, torch.cat([self.layout.flat(gradient) for gradient in gradients])
 
     def forward(self, x: Inputs, client: int) -> Tensor:
-        """The logits of a client's batch."""
-        return called(self.module, x, client)
+        """The logits of a client's batch, in the experiment's type whatever the model gives."""
+        return called(self.module, x, client).to(self.task.data.transform.dtype)
 
     def training_samples(self, client: int, round: int, order: NDArray[np.int64], count: int) -> tuple[Inputs, Tensor]:
         """Inputs and labels of the first so many samples of a whole round."""
