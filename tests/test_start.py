@@ -12,7 +12,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.zoo import PUBLIC, TEST, TOKENS, TRAIN, ZOO, Animal, Encoder, Lora, Tied, Twice, Y, lora_transformer
+from tests.zoo import (
+    PUBLIC,
+    TEST,
+    TOKENS,
+    TRAIN,
+    ZOO,
+    Animal,
+    Encoder,
+    Lora,
+    Tied,
+    Twice,
+    Y,
+    lora_transformer,
+    scripted,
+)
 from tests.zoo import TABLE as ROWS
 from torch import Tensor, nn
 
@@ -385,3 +399,10 @@ def test_an_object_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
             trained(tmp_path / "run", Locked(), model__start=start)
     assert not (tmp_path / "run").exists()
     assert trained(tmp_path / "run", Locked).summary
+
+
+def test_a_scripted_object_is_refused_where_it_must_start_fresh(tmp_path: Path) -> None:
+    """… because a module of torch.jit has no reset_parameters."""
+    with pytest.raises(ModelError, match="fresh weights for weight, bias: give its class"):
+        trained(tmp_path / "run", scripted())
+    assert not (tmp_path / "run").exists()

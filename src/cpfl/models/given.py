@@ -21,10 +21,16 @@ def copied(model: nn.Module) -> nn.Module:
         ) from None
 
 
-@torch.no_grad()
 def drawn_anew(model: nn.Module) -> nn.Module:
     """A copy whose layers have drawn fresh weights by their own reset_parameters; what is frozen stays as it is."""
     module = copied(model)
+    with torch.no_grad():
+        _draw(module)
+    return module
+
+
+def _draw(module: nn.Module) -> None:
+    """Give all trained parameters fresh numbers; they are no numbers until they have some."""
     fixed = [(value, value.clone()) for value in module.parameters() if not (value.requires_grad or _is_lazy(value))]
     own = {name: value.fill_(math.nan) for name, value in trained(module).items() if not _is_lazy(value)}
     for part in module.modules():
@@ -41,7 +47,6 @@ def drawn_anew(model: nn.Module) -> nn.Module:
             f"no layer of the model object has a reset_parameters that draws fresh weights for {listed(names)}: give "
             'its class or a function that builds it, or set model.start = "given" to train from the weights that it has'
         )
-    return module
 
 
 def _reset(part: nn.Module, name: str) -> None:

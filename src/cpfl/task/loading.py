@@ -108,7 +108,7 @@ def check_public(experiment: Experiment, source: object, named: Collection[str])
             f"public is missing: cohort models are distilled on unlabelled inputs like those of train: give public=…, "
             f"or name a set in data.public (unless named it is {public!r}, which was made for the built-in digits)"
         )
-    if public == GIVEN and "data.public_splits" in chosen:
+    if public == GIVEN and experiment.data.public_splits and "data.public_splits" in chosen:
         raise SettingError("data.public_splits has no effect here: public is given, it names splits of a stored set")
 
 
