@@ -68,27 +68,23 @@ class Samples:
         columns = {name: column[index] for name, column in self.columns.items()}
         return Samples(self.x[index], y, columns, self.fields, self.names)
 
-    def inputs(self) -> dict[str, Array]:
-        """The inputs as arrays, by name where a model takes several."""
-        if not self.fields:
-            return {"": self.x}
-        count = len(self.x)
-        return {f.name: self.x[:, f.start : f.end].copy().view(f.dtype).reshape(count, *f.shape) for f in self.fields}
+    def input(self, one: Field) -> Array:
+        """One of several inputs, as an array of its own."""
+        return self.x[:, one.start : one.end].copy().view(one.dtype).reshape(len(self.x), *one.shape)
 
     def like(self, other: "Samples") -> "Samples":
         """The same samples, their inputs in another set's order and types; integers only where none is lost."""
-        own, wanted = self.inputs(), {one.name: np.dtype(one.dtype) for one in other.fields}
-        if self.fields == other.fields or own.keys() != wanted.keys():
+        own = {one.name: one for one in self.fields}
+        if self.fields == other.fields or own.keys() != {one.name for one in other.fields}:
             return self
-        arrays = {name: _as_type(own[name], dtype) for name, dtype in wanted.items()}
-        rows, fields = packed(arrays)
+        rows, fields = packed({f.name: _as_type(self.input(own[f.name]), np.dtype(f.dtype)) for f in other.fields})
         return replace(self, x=rows, fields=fields)
 
     def extremes(self) -> NDArray[np.int64]:
         """Positions of samples with the smallest and the largest integers; in short ones, at each place."""
-        found = set[int]()
-        for values in self.inputs().values():
-            if values.dtype.kind in "iu" and len(values):
+        found, whole = set[int](), [] if self.fields or self.x.dtype.kind not in "iu" else [self.x]
+        for values in [*whole, *(self.input(one) for one in self.fields if np.dtype(one.dtype).kind in "iu")]:
+            if len(values):
                 flat = values.reshape(len(values), -1)
                 columns = flat.T if flat.shape[1] <= SHORT else [flat.min(1), flat.max(1)]
                 found.update(int(k) for column in columns for k in (column.argmin(), column.argmax()))

@@ -123,12 +123,11 @@ def build_task(
     named, file = model_factory(experiment.model, model, shape, outputs), start_file(experiment.model, roots)
     dtype = data.transform.dtype
     build, start, size = initial(adapted(named, x), experiment.model, seed, x, expected, dtype, file)
-    build_student = build
+    build_student, students = build, list[nn.Module]()
     if other := experiment.distillation.student:
         build_student = adapted(models.factory(Model(name=other), shape, outputs, "distillation.student"), x)
-        student = reproducible(build_student, seed, "student", dtype)
-        check(student, x, expected)
-        check_integers(data, student)
+        students = [reproducible(build_student, seed, "student", dtype)]
+        check(students[0], x, expected)
     if population is None:
         cohorts = assign_cohorts(experiment, data, devices, size) if cohorts is None else cohorts
         population = memory_mapped(data.clients, devices, cohorts)
@@ -142,8 +141,7 @@ def build_task(
     builds = [build, *(one.build for one in made.values())]
     modules = [models.fresh(one, seed, "init", dtype) for one in builds]
     check_batch_stats(experiment.federation, modules)
-    for module in modules:
-        check_integers(data, module)
+    check_integers(data, [*modules, *students])
     others = {int(cohort): made[name] for cohort, name in experiment.model.by_cohort.items()}
     fleet, cohorts, counts = population.fleet, population.cohorts, population.label_counts
     if counts is None:
@@ -190,20 +188,19 @@ def check_batch_stats(settings: Federation, modules: Sequence[nn.Module]) -> Non
 
 
 @torch.no_grad()
-def check_integers(data: FederatedData, module: nn.Module) -> None:
-    """Refuse samples that a model fails on, such as tokens that an embedding has no vector for: lanes read others'."""
+def check_integers(data: FederatedData, modules: Sequence[nn.Module]) -> None:
+    """Refuse samples that a model fails on, such as tokens that an embedding has no vector for."""
     if data.transform.kind == "pixels":
         return
-    sets = {"training": data.train, "test": data.test, "public": data.public}
-    for name, samples in sets.items():
-        if len(rows := samples.extremes()):
+    for name, samples in {"training": data.train, "test": data.test, "public": data.public}.items():
+        if not len(rows := samples.extremes()):
+            continue
+        for module in modules:
             try:
                 module.eval()(data.transform(torch.as_tensor(samples.x[rows])))
             except FAILURES as error:
-                raise ModelError(
-                    f"the model does not take the smallest and the largest integers of the {name} set: "
-                    f"{first_line(error)}"
-                ) from None
+                what = f"the smallest and the largest integers of the {name} set"
+                raise ModelError(f"the model does not take {what}: {first_line(error)}") from None
 
 
 def model_factory(settings: Model, model: UserModel | None, shape: tuple[int, ...], classes: int) -> ModelFactory:
