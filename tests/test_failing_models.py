@@ -115,3 +115,58 @@ def test_a_run_of_a_class_that_ends_the_program(tmp_path: Path) -> None:
             with pytest.raises(CpflError, match=r"cannot be loaded: it calls sys\.exit\(4\)"):
                 cpfl.run("digits", settings=FEW | {key: "mine:Any"}, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+class Words(nn.Module):
+    """Knows twenty words; where they are limited, it fails on large numbers in floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.words(x.long()).mean(1)
+        return found
+
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, 3, 96)
+NUMBERS = RNG.integers(0, 20, (96, 7))
+ENGINES = ("reference", "workers", "lanes")
+TOGETHER = {"cohorts": 2, "clients": 4, "max_rounds": 2, "data.split": "iid", "distillation.epochs": 1}
+
+
+def strange(numbers: np.ndarray[Any, Any], first: int = 40) -> np.ndarray[Any, Any]:
+    """The last rows have a word beyond those that are known."""
+    numbers = numbers.copy()
+    numbers[first:, 2] = 33
+    return numbers
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("where", ["training", "test", "public"])
+def test_a_word_that_no_embedding_has(where: str, engine: str, tmp_path: Path) -> None:
+    sets = {name: strange(NUMBERS) if name == where else NUMBERS for name in ("training", "test", "public")}
+    for several in (False, True):  # inputs of the model
+        train, test, public = (({"x": values} if several else values) for values in sets.values())
+        with pytest.raises(ModelError, match=f"largest integers of the {where} set: index out of range"):
+            cpfl.run(
+                cpfl.Experiment(), settings=TOGETHER, model=Words, train=(train, LABELS), test=(test, LABELS),
+                public=public, out=tmp_path / "run", engine=engine, device="cpu",
+            )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("where", ["training", "test", "public"])
+def test_samples_that_a_model_fails_on_late(where: str, engine: str, tmp_path: Path) -> None:
+    """Floats are not looked at beforehand. In lanes such a word has a vector that is not a number, not another's."""
+    plain = NUMBERS.astype("float32")
+    train, test, public = (strange(plain, 70) if name == where else plain for name in ("training", "test", "public"))
+    nan = engine == "lanes" and where == "training"
+    sentence = "loss of client .* became nan in round 1" if nan else r"cannot take a batch of \d+.*: index out of range"
+    with pytest.raises(CpflError, match=sentence):
+        cpfl.run(
+            cpfl.Experiment(), settings={**TOGETHER, "data.validation": 0.0}, model=Words, train=(train, LABELS),
+            test=(test, LABELS), public=public, out=tmp_path / "run", engine=engine, device="cpu",
+        )  # fmt: skip

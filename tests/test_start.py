@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.zoo import PUBLIC, TEST, TOKENS, TRAIN, ZOO, Animal, Encoder, Lora, Tied, Twice, Y, lora_transformer
+from tests.zoo import (
+    PUBLIC,
+    TEST,
+    TOKENS,
+    TRAIN,
+    ZOO,
+    Animal,
+    Encoder,
+    Lora,
+    Tied,
+    Twice,
+    Y,
+    lora_transformer,
+    scripted,
+)
 from tests.zoo import TABLE as ROWS
-from torch import nn
+from torch import Tensor, nn
 
 import cpfl
 from cpfl.engines.ray.messages import RoundDone, SessionState
@@ -198,13 +214,11 @@ def test_what_is_frozen_stays_bit_by_bit(tmp_path: Path, name: str, init: str) -
 
 
 def test_a_resumed_run_keeps_its_frozen_parameters(tmp_path: Path) -> None:
-    """A model of one's own may draw others when it is built again."""
-    seeds = iter(range(1000))
-    build = lambda: weights(next(seeds), Lora)  # noqa: E731
-    run = trained(tmp_path / "run", build)
+    """A model of one's own may have others when it is built again later."""
+    run = trained(tmp_path / "run", partial(weights, 1, Lora))
     again = cpfl.distill(
-        run.path, name="again", model=build, train=(ROWS[TRAIN], Y[TRAIN]), test=(ROWS[TEST], Y[TEST]),
-        public=ROWS[PUBLIC], device="cpu", student_init="fresh",
+        run.path, name="again", model=partial(weights, 2, Lora), train=(ROWS[TRAIN], Y[TRAIN]),
+        test=(ROWS[TEST], Y[TEST]), public=ROWS[PUBLIC], device="cpu", student_init="fresh",
     )  # fmt: skip
     start, student = (
         load_file(Path(path))
@@ -323,3 +337,72 @@ def test_layers_that_stay_with_clients_may_be_frozen_or_have_two_names(name: str
     for run in runs[1:]:
         for key, value in runs[0].model.items():
             torch.testing.assert_close(run.model[key], value, rtol=0, atol=1e-6)  # Adam divides by small gradients
+
+
+class Attends(nn.Module):
+    """torch's attention, whose own weights are drawn by a method of another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(12, 2, batch_first=True), nn.Linear(12, 3)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None]
+        return self.head(self.attention(x, x, x)[0][:, 0])  # type: ignore[no-any-return]
+
+
+class Locked(nn.Linear):
+    """Cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 3)
+        self.lock = threading.Lock()
+
+
+def test_a_fresh_start_has_nothing_of_the_weights_of_an_object() -> None:
+    """… but for what is frozen."""
+    one, other = weights(1, Attends), weights(2, Attends)
+    with torch.no_grad():
+        for name, value in one.named_parameters():
+            value.fill_(7) if name != "head.bias" else value.copy_(other.get_parameter(name))
+    start = task_of(one).start
+    assert same(start, task_of(other).start)
+    assert not any((value == 7).any() for value in start.values())
+    assert torch.equal(start["head.bias"], other.get_parameter("head.bias"))
+    assert not start["attention.out_proj.bias"].any()  # as torch begins
+
+
+def parametrized() -> nn.Module:
+    return nn.utils.parametrizations.weight_norm(nn.Linear(12, 3))
+
+
+@pytest.mark.parametrize(("build", "name"), [(Lora, "for a, b"), (parametrized, "for parametrizations.weight.orig")])
+def test_an_object_whose_weights_cannot_be_drawn_anew_is_refused(
+    build: Callable[[], nn.Module], name: str, tmp_path: Path
+) -> None:
+    model = build()
+    with pytest.raises(ModelError, match=name):
+        trained(tmp_path / "run", model)
+    assert not (tmp_path / "run").exists()
+    save_file(state_of(model), tmp_path / "w.safetensors")
+    own = state_of(model)
+    for start in ("given", str(tmp_path / "w.safetensors")):
+        assert same(task_of(model, model__start=start).start, own)
+    run = trained(tmp_path / "run", model, model__start="given")
+    assert cpfl.export(run.path, model=model, onnx=False)
+
+
+def test_an_object_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+    for start in ("fresh", "given"):
+        with pytest.raises(ModelError, match=r"cannot be copied: .*lock.*; give its class"):
+            trained(tmp_path / "run", Locked(), model__start=start)
+    assert not (tmp_path / "run").exists()
+    assert trained(tmp_path / "run", Locked).summary
+
+
+def test_a_scripted_object_is_refused_where_it_must_start_fresh(tmp_path: Path) -> None:
+    """… because a module of torch.jit has no reset_parameters."""
+    with pytest.raises(ModelError, match="fresh weights for weight, bias: give its class"):
+        trained(tmp_path / "run", scripted())
+    assert not (tmp_path / "run").exists()

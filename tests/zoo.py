@@ -291,6 +291,76 @@ class Half(nn.Module):
         return self.head(x.half())  # type: ignore[no-any-return]
 
 
+class Clamped(Lambda):
+    """Limits its weights before it uses them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.head.weight.clamp_(-9, 9)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class Normalized(Lambda):
+    """Replaces its weights, in training only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.head.weight.data = nn.functional.normalize(self.head.weight.data)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class TupleInTraining(Lambda):
+    """With another output beside it, as for a loss of its own."""
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.head(x), x) if self.training else self.head(x)
+
+
+class WideInTraining(Lambda):
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.head(x)
+        return torch.cat([z, z], 1) if self.training else z
+
+
+class DrawsInEvaluation(Lambda):
+    """Random numbers from outside torch, in evaluation only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x if self.training else x + np.random.rand())  # type: ignore[no-any-return]
+
+
+class Shortened(Lambda):
+    """Answers in half the bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x).bfloat16()  # type: ignore[no-any-return]
+
+
+class Fading(Lambda):
+    """Changes a buffer in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.neg)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.scale *= 0.9  # type: ignore[operator]
+        return self.head(self.scale * x)  # type: ignore[no-any-return, operator]
+
+
+class BuiltWithNumpy(Lambda):
+    def __init__(self) -> None:
+        super().__init__(torch.neg)
+        self.scale = nn.Parameter(torch.tensor(np.random.rand()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.scale * x)  # type: ignore[no-any-return]
+
+
+SHARED = nn.Linear(FEATURES, CLASSES)
+
+
 class Branching(Lambda):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x if x.sum() > 0 else -x)  # type: ignore[no-any-return]
@@ -300,6 +370,12 @@ def compiled() -> nn.Module:
     with warnings.catch_warnings():  # the compiler's remarks on itself
         warnings.simplefilter("ignore")
         return torch.compile(nn.Linear(FEATURES, CLASSES))  # type: ignore[return-value]
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():  # it is deprecated
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Linear(FEATURES, CLASSES))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def embedding(**how: Any) -> nn.Module:
@@ -349,6 +425,7 @@ ZOO: dict[str, Animal] = {
     "object out": Animal(lambda: Masked(Output), "dict"),
     "list out": Animal(lambda: Masked(lambda z: [z, None]), "dict"),
     "two arrays, tuple out": Animal(Two, "pair"),
+    "tuple in training": Animal(lambda: TupleInTraining(torch.neg), "table"),
     "in-place": Animal(lambda: Lambda(lambda x: x.sub_(1).div_(2)), "table"),
     "view": Animal(View, "images"),
     "view of transposed": Animal(View, "transposed"),
@@ -396,6 +473,11 @@ ZOO: dict[str, Animal] = {
     "compiled": Animal(compiled, "table"),
     "dropout": Animal(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(FEATURES, CLASSES)), "table", "fallback"),
     "counting": Animal(Counting, "table", "fallback"),
+    "scripted": Animal(scripted, "table", "fallback"),
+    "short numbers out": Animal(lambda: Shortened(torch.neg), "table", "fallback"),
+    "spectral norm": Animal(
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, CLASSES)), "table", "fallback"
+    ),
     "branching": Animal(lambda: Branching(torch.neg), "table", "fallback"),
     "centred by batch": Animal(lambda: Lambda(lambda x: x - x.mean(0)), "table", "fallback"),
     "integers to floats inside": Animal(lambda: Lambda(lambda x: x.to(torch.get_default_dtype())), "integers", "dtype"),
@@ -407,6 +489,27 @@ ZOO: dict[str, Animal] = {
     "numpy's random numbers": Animal(
         lambda: Lambda(lambda x: x * float(np.random.rand())), "table", "torch's random numbers"
     ),
+    "dropout in evaluation": Animal(
+        lambda: Lambda(lambda x: nn.functional.dropout(x, training=True)), "table", "in training only"
+    ),
+    "random pooling in evaluation": Animal(
+        lambda: nn.Sequential(nn.FractionalMaxPool2d(2, 5), nn.Flatten(), nn.Linear(50, CLASSES)),
+        "images",
+        "in training only",
+    ),
+    "numpy's random numbers in evaluation": Animal(lambda: DrawsInEvaluation(torch.neg), "table", "in training only"),
+    "buffers that change in evaluation": Animal(Fading, "table", "in training only"),
+    "numpy's random numbers at the start": Animal(BuiltWithNumpy, "table", "same seed differ in scale"),
+    "the same parameters each time": Animal(lambda: nn.Sequential(SHARED), "table", "same parameters each time"),
+    "embedding of limited norm": Animal(lambda: embedding(max_norm=1.0), "tokens", "max_norm of its Embedding"),
+    "bag of limited norm": Animal(
+        lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 4, max_norm=1.0), nn.Linear(4, CLASSES)),
+        "tokens",
+        "max_norm of its EmbeddingBag",
+    ),
+    "clamped weights": Animal(lambda: Clamped(torch.neg), "table", "changes its parameter head.weight"),
+    "replaced weights": Animal(lambda: Normalized(torch.neg), "table", "changes its parameter head.weight"),
+    "wide in training": Animal(lambda: WideInTraining(torch.neg), "table", r"with \(6,\) in training"),
     "wrong number of classes": Animal(lambda: nn.Linear(FEATURES, 5), "table", "data.classes"),
     "dict without logits": Animal(lambda: Masked(lambda z: {"scores": z}), "dict", "dict with scores"),
     "nothing to train": Animal(

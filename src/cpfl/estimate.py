@@ -66,7 +66,7 @@ def _seconds(task: Task, device: torch.device) -> tuple[float, float]:
 
 def _timed(task: Task, module: nn.Module, device: torch.device, size: int) -> float:
     data = task.data
-    x = data.transform(torch.as_tensor(data.train.x[:size]).to(device))
+    x = data.transform(torch.as_tensor(data.train.x[:size].copy()).to(device))
     y = torch.as_tensor(data.train.y)[: adapter.size(x)].to(device)
     params, seconds = list(module.parameters()), []
     for _ in range(TRIALS):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from tests.zoo import PUBLIC, TEST, TRAIN, ZOO, Y, rows
+from tests.zoo import IMAGES, PUBLIC, TABLE, TEST, TOKENS, TRAIN, ZOO, Y, rows
 from torch import nn
 
 import cpfl
@@ -150,3 +150,59 @@ def test_exports_take_what_the_model_takes(name: str, tmp_path: Path) -> None:
     files = cpfl.export(run.path, tmp_path / "model", model=ZOO[name].build, onnx=False)
     assert {path.name for path in files} == {"model.json", "model.safetensors"}
     assert load_file(tmp_path / "model" / "model.safetensors").keys() == run.model.keys()
+
+
+def run_with(train: Any, public: Any, out: Path, model: Any, **settings: Any) -> cpfl.Run:
+    return cpfl.run(
+        cpfl.Experiment(), settings=SMALL | settings, model=model, train=(train, Y[TRAIN]), public=public, out=out,
+        device="cpu", engine="reference",
+    )  # fmt: skip
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(12, 3), nn.Embedding(11, 3)
+
+    def forward(self, table: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return self.one(table) + self.two(n)  # type: ignore[no-any-return]
+
+
+def test_a_public_set_in_another_order_and_precision(tmp_path: Path) -> None:
+    n = TOKENS[:, 0]
+    small, other = TABLE.astype("float32"), {"n": n[PUBLIC].astype("uint8"), "table": TABLE[PUBLIC].astype("float32")}
+    train = {"table": small[TRAIN], "n": n[TRAIN]}
+    one = run_with(train, {"table": small[PUBLIC], "n": n[PUBLIC]}, tmp_path / "one", Both)
+    two = run_with(train, other, tmp_path / "two", Both)
+    other["table"] = other["table"].astype("float64")
+    three = run_with(train, other, tmp_path / "three", Both)
+    for run in (two, three):
+        assert all(torch.equal(value, run.model[name]) for name, value in one.model.items())
+
+
+def test_a_public_set_with_inputs_of_another_meaning(tmp_path: Path) -> None:
+    train = {"x": TOKENS[TRAIN].astype("uint8")}
+    for public in ({"x": TOKENS[PUBLIC] + 300}, {"x": TABLE[PUBLIC]}, {"z": TOKENS[PUBLIC]}):
+        with pytest.raises(DataError, match="the public set's inputs are"):
+            run_with(train, public, tmp_path / "run", nn.Identity)
+    images = {"x": IMAGES[TRAIN]}
+    with pytest.raises(DataError, match="the public set's inputs are"):
+        run_with(images, {"x": IMAGES[PUBLIC].astype(int)}, tmp_path / "run", nn.Identity)
+
+
+@pytest.mark.parametrize(("x", "inputs"), [(TOKENS, "auto"), (TOKENS, "integers"), (IMAGES, "integers")])
+def test_bytes_beside_other_integers(x: NDArray[Any], inputs: str, tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Embedding(256, 2), nn.Flatten(), nn.Linear(2 * x[0].size, 3))
+
+    public = x[PUBLIC].astype("int64")
+    run = run_with(x[TRAIN].astype("uint8"), public, tmp_path / "one", model, **{"data.inputs": inputs})
+    same = run_with(x[TRAIN].astype("int64"), public, tmp_path / "two", model, **{"data.inputs": inputs})
+    assert all(torch.equal(value, run.model[name]) for name, value in same.model.items())
+    with pytest.raises(DataError, match="both must be pixels"):
+        run_with(x[TRAIN].astype("uint8"), public, tmp_path / "three", model, **{"data.inputs": "pixels"})
+
+
+def test_splits_of_a_public_set_that_is_given(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"data\.public_splits has no effect here: public is given"):
+        run_with(TABLE[TRAIN], TABLE[PUBLIC], tmp_path, lambda: nn.Linear(12, 3), **{"data.public_splits": ["train"]})

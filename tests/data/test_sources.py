@@ -141,6 +141,17 @@ def test_missing_set_without_a_download(tmp_path: Path) -> None:
     assert "cpfl data get" not in str(caught.value)
 
 
+def test_a_bare_name_of_a_folder_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train-0.csv").write_text("a,label\n" + "1,0\n2,1\n" * 5)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"'mine' was not found at .*for the folder of this name here, write './mine'"):
+        load("mine", "train", [tmp_path / "data"])
+    found = load("./mine", "train", [tmp_path / "data"])
+    assert found is not None
+    assert len(found) == 10
+
+
 def test_unknown_name(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"'cifra10' is unknown and was not found at .*did you mean cifar10\? Known are digits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from itertools import groupby
@@ -172,19 +173,20 @@ class Wavering(nn.Module):
     ("layer", "word"),
     [
         (nn.Dropout(0.2), "it draws random numbers of its own"),
-        (nn.BatchNorm1d(64, momentum=None), "it looks at a batch as a whole in training"),
+        (nn.BatchNorm1d(64, momentum=None), "it changes its buffers in training"),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64)), "it changes its buffers in training"),
         (nn.BatchNorm1d(64, track_running_stats=False), "it looks at a batch as a whole in training"),
         (Centred(), "it looks at a batch as a whole"),
         (Wavering(), "data-dependent control flow"),
     ],
-    ids=["dropout", "cumulative", "of this batch alone", "own statistics", "control flow"],
+    ids=["dropout", "cumulative", "spectral norm", "of this batch alone", "own statistics", "control flow"],
 )
 def test_models_that_cannot_train_in_lanes(layer: nn.Module, word: str, tmp_path: Path) -> None:
     """One message says so, and they run on the reference engine."""
     callback = Noted()
     model = nn.Sequential(nn.Flatten(), layer, nn.Linear(64, 10))
     run = cpfl.run(
-        "digits", model=model, out=tmp_path / "run", engine="lanes", callback=callback,
+        "digits", model=lambda: copy.deepcopy(model), out=tmp_path / "run", engine="lanes", callback=callback,
         settings={"clients": 4, "max_rounds": 2, "distillation.epochs": 1, "federation.batch_size": 500},
     )  # fmt: skip
     reported = [note for note in callback.notes if "cannot train in lanes" in note]

@@ -136,8 +136,9 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     classes = objective.classes(sets, count)
     check_losses(objective, test.y, classes)
     public = _fit(public, train, data.public_fit, experiment.seed)
-    _check_shape("test", test, train)
-    _check_shape("public", public, train)
+    test, public = test.like(train), public.like(train)
+    for name, samples in (("test", test), ("public", public)):
+        _check_shape(name, samples, train, data.inputs)
     augmented = data.augment != "none"
     if augmented and (len(train.shape) != 3 or train.x.dtype != np.uint8):
         raise DataError(
@@ -197,7 +198,7 @@ def _hold_out_test(train: Samples, column: str) -> tuple[Samples, Samples]:
     return train.take(np.sort(order[held:])), train.take(np.sort(order[:held]))
 
 
-def _check_shape(name: str, samples: Samples, train: Samples) -> None:
+def _check_shape(name: str, samples: Samples, train: Samples, inputs: str) -> None:
     if samples.shape != train.shape and not (samples.names and train.names):
         hint = "; set data.public_fit=resize or crop for images" if name == "public" and len(train.shape) == 3 else ""
         raise DataError(f"the {name} set's samples have shape {samples.shape}, the training set's {train.shape}{hint}")
@@ -208,14 +209,21 @@ def _check_shape(name: str, samples: Samples, train: Samples) -> None:
             f"the {name} set's columns are {', '.join(samples.names) or 'not named'}, the training set's "
             f"{', '.join(train.names) or 'not named'}: the same in the same order are needed"
         )
-    kinds = [kind_of(one.x.dtype, one.shape) for one in (samples, train)]
-    if kinds[0] != kinds[1] or (np.uint8 in (samples.x.dtype, train.x.dtype) and samples.x.dtype != train.x.dtype):
+    kinds = [_kind(one, inputs) for one in (samples, train)]
+    if kinds[0] != kinds[1]:
         raise DataError(
             f"the {name} set's samples are {samples.x.dtype}, the training set's {train.x.dtype}: "
             "both must be pixels (uint8), both integers or both numbers"
         )
     if len(samples) == 0:
         raise DataError(f"the {name} set is empty")
+
+
+def _kind(samples: Samples, inputs: str) -> str:
+    """What the samples are to a model: with data.inputs, bytes of any shape are pixels, or integers."""
+    if samples.x.dtype == np.uint8 and inputs in ("pixels", "integers"):
+        return inputs
+    return kind_of(samples.x.dtype, samples.shape)
 
 
 def _described(samples: Samples) -> str:

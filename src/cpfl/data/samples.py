@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from cpfl.errors import DataError
 
 EXAMPLES = 5  # shared images whose positions are named
+SHORT = 16  # integers of a sample, each of which may have a range of its own
+IMAGE_AXES = 3
 ALIGNMENT = 8  # bytes: every type can be viewed from such a position
 
 Array = NDArray[np.generic]
@@ -66,6 +68,28 @@ class Samples:
         columns = {name: column[index] for name, column in self.columns.items()}
         return Samples(self.x[index], y, columns, self.fields, self.names)
 
+    def input(self, one: Field) -> Array:
+        """One of several inputs, as an array of its own."""
+        return self.x[:, one.start : one.end].copy().view(one.dtype).reshape(len(self.x), *one.shape)
+
+    def like(self, other: "Samples") -> "Samples":
+        """The same samples, their inputs in another set's order and types; integers only where none is lost."""
+        own = {one.name: one for one in self.fields}
+        if self.fields == other.fields or own.keys() != {one.name for one in other.fields}:
+            return self
+        rows, fields = packed({f.name: _as_type(self.input(own[f.name]), np.dtype(f.dtype)) for f in other.fields})
+        return replace(self, x=rows, fields=fields)
+
+    def extremes(self) -> NDArray[np.int64]:
+        """Positions of samples with the smallest and the largest integers; in short ones, at each place."""
+        found, whole = set[int](), [] if self.fields or self.x.dtype.kind not in "iu" else [self.x]
+        for values in [*whole, *(self.input(one) for one in self.fields if np.dtype(one.dtype).kind in "iu")]:
+            if len(values):
+                flat = values.reshape(len(values), -1)
+                columns = flat.T if flat.shape[1] <= SHORT else [flat.min(1), flat.max(1)]
+                found.update(int(k) for column in columns for k in (column.argmin(), column.argmax()))
+        return np.array(sorted(found), np.int64)
+
     def fingerprint(self) -> str:
         """A checksum of inputs and labels, so that a resumed run sees the data it began with."""
         digest = hashlib.sha256(repr((self.x.shape, str(self.x.dtype))).encode())
@@ -81,6 +105,17 @@ class Samples:
         for i, sample in enumerate(self.x):
             positions.setdefault(hashlib.blake2b(kind + sample.tobytes(), digest_size=16).digest(), i)
         return positions
+
+
+def _as_type(values: Array, dtype: np.dtype[Any]) -> Array:
+    """The values in another type: any floats, and integers that it can hold."""
+    pixels = np.uint8 in (values.dtype, dtype) and values.ndim == 1 + IMAGE_AXES  # of another type they mean others
+    if values.dtype.kind == dtype.kind == "f":
+        return values.astype(dtype)
+    if values.dtype.kind in "iu" and dtype.kind in "iu" and not pixels:
+        found = values.astype(dtype)
+        return found if np.array_equal(found, values) else values
+    return values
 
 
 def packed(arrays: Mapping[str, Array]) -> tuple[Array, tuple[Field, ...]]:

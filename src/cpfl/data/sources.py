@@ -183,6 +183,8 @@ def _not_found(name: str, roots: Sequence[Path]) -> str:
     if entry := CATALOGUE.get(name):
         remedy = f"; `cpfl data get {name}` downloads it" if entry.downloadable else ""
         return f"the data set '{name}' was not found at {searched}: expected there: {entry.expects}{remedy}"
+    if os.path.isdir(name):
+        return f"the data set '{name}' was not found at {searched}: for the folder of this name here, write './{name}'"
     return (
         f"the data set '{name}' is unknown and was not found at {searched}: {did_you_mean(name, available(roots))}"
         f"Known are {', '.join(CATALOGUE)}; a folder of your own holds {LAYOUTS}"

@@ -12,12 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cpfl.data.samples import Field
+from cpfl.data.samples import IMAGE_AXES, Field
 
 PAD = 4  # random crop with this much black around the image
 HOLE = 16  # side of the square that cutout blanks
 NOWHERE = -HOLE  # a cutout centre that blanks nothing
-IMAGE_AXES = 3
 
 AugmentationPlan = NDArray[np.int64]
 Kind = Literal["pixels", "numbers", "integers"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.distillation.objective import distillation_loss, teacher_aggregation, teacher_weights
+from cpfl.engines.client_training import called
 from cpfl.kernels import layers
 from cpfl.models import State
 from cpfl.models.adapter import Inputs, mapped, tensors
@@ -96,7 +97,8 @@ def logits_of(module: nn.Module, inputs: Chunks) -> Tensor:
     """A model's logits z on all these inputs, (T, C); whatever it answers, for another objective."""
     module.eval()
     with models.arithmetic(*inputs.precision):
-        return torch.cat([module(x).to(inputs.precision.dtype) for x in inputs])
+        # Copies: what one model writes into its inputs, the next one must not see.
+        return torch.cat([called(module, mapped(Tensor.clone, x)).to(inputs.precision.dtype) for x in inputs])
 
 
 class Ensemble:

@@ -12,8 +12,8 @@ from cpfl import models
 from cpfl.distillation.ensemble import Ensemble, Precision, TeacherStates, to_device
 from cpfl.distillation.objective import DistillationLoss
 from cpfl.distillation.views import Views
-from cpfl.errors import CpflError, ModelError, first_line
-from cpfl.models.adapter import size
+from cpfl.engines.client_training import called
+from cpfl.errors import CpflError, ModelError
 from cpfl.models.layout import Layout, RunningMean
 from cpfl.randomness import stream
 from cpfl.settings import Distillation
@@ -186,7 +186,7 @@ class Step:
         try:
             with torch.cuda.graph(graph):
                 self._step(self._rows)
-        except RuntimeError:
+        except (RuntimeError, ModelError):
             self._captures = False
             torch.cuda.synchronize()
         else:
@@ -194,11 +194,8 @@ class Step:
 
     def _step(self, rows: Tensor) -> None:
         inputs, targets = self._views.batch(rows)
-        try:
-            with models.arithmetic(*self._precision):
-                logits = self._student(inputs)
-        except (ValueError, TypeError) as error:  # BatchNorm on a batch of one, for example
-            raise ModelError(f"the student cannot train on a batch of {size(inputs)}: {first_line(error)}") from None
+        with models.arithmetic(*self._precision):
+            logits = called(self._student, inputs)
         loss = self._loss(logits.to(targets.dtype), targets)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

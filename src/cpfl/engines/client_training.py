@@ -1,6 +1,6 @@
 """One client's work in a round, in the reference engine and the workers: its samples, its steps, its validation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ from cpfl.task.task import Task
 CHUNK = 1024  # validation samples in one forward pass
 
 
-def called(module: nn.Module, x: Inputs, client: int | None = None) -> Tensor:
+def called(module: Callable[[Inputs], Tensor], x: Inputs, client: int | None = None) -> Tensor:
     """The logits of a batch; what a user's model raises is the user's, unless the device is to blame."""
     try:
-        return module(x)  # type: ignore[no-any-return]
+        return module(x)
     except FAILURES as error:  # BatchNorm on a batch of one, for example
         if out_of_memory(error) or device_failed(error):
             raise
@@ -105,8 +105,8 @@ class ClientTrainer:
         return loss.detach(), logits, torch.cat([self.layout.flat(gradient) for gradient in gradients])
 
     def forward(self, x: Inputs, client: int) -> Tensor:
-        """The logits of a client's batch."""
-        return called(self.module, x, client)
+        """The logits of a client's batch, in the experiment's type whatever the model gives."""
+        return called(self.module, x, client).to(self.task.data.transform.dtype)
 
     def training_samples(self, client: int, round: int, order: NDArray[np.int64], count: int) -> tuple[Inputs, Tensor]:
         """Inputs and labels of the first so many samples of a whole round."""

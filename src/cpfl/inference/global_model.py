@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.data.parquet import SUFFIXES, UNREADABLE, open_image, why_unreadable
-from cpfl.errors import CpflError, DataError, ModelError, RunFolderError
+from cpfl.data.transform import kind_of
+from cpfl.errors import CpflError, DataError, ModelError, RunFolderError, first_line
 from cpfl.inference.answers import described
 from cpfl.models.adapter import Inputs, adapted, mapped
 from cpfl.objectives.base import Objective, objective
@@ -27,6 +28,7 @@ from cpfl.settings import GIVEN, Experiment, Model
 from cpfl.task.task import UserModel, user_model_factory
 from cpfl.user_files import expanded
 
+PIXELS = "pixel values in 0…1"
 BATCH = 256  # images that are classified at a time
 
 
@@ -38,7 +40,7 @@ class Deployed(nn.Module):
 
     def __init__(self, model: nn.Module, experiment: Experiment, dimensions: int) -> None:
         super().__init__()
-        self.model, self._normalizes = model, bool(experiment.data.mean)
+        self.model, self.normalizes = model, bool(experiment.data.mean)
         self.objective = objective(experiment.model)
         axes = (-1, *([1] * (dimensions - 1)))
         self.register_buffer("mean", torch.tensor(experiment.data.mean or (0.0,)).view(axes))
@@ -46,7 +48,7 @@ class Deployed(nn.Module):
 
     def forward(self, x: Inputs) -> Tensor:
         """Logits of a batch."""
-        if self._normalizes and isinstance(x, Tensor):
+        if self.normalizes and isinstance(x, Tensor):
             x = (x - self.mean) / self.std
         return self.model(x)  # type: ignore[no-any-return]
 
@@ -56,14 +58,18 @@ def example_inputs(about: Mapping[str, Any], count: int) -> Inputs:
     if not about.get("fields"):
         dtype = torch.int64 if about.get("inputs") == "integers" else torch.float32
         return torch.zeros(count, *about["shape"], dtype=dtype)
-    found = {one["name"]: torch.zeros(count, *one["shape"], dtype=_dtype(one["dtype"])) for one in about["fields"]}
+    found = {
+        one["name"]: torch.zeros(count, *one["shape"], dtype=_dtype(one["dtype"], one["shape"]))
+        for one in about["fields"]
+    }
     return tuple(found.values()) if about["fields"][0]["name"].isdigit() else found
 
 
-def _dtype(name: str) -> torch.dtype:
+def _dtype(name: str, shape: Sequence[int]) -> torch.dtype:
+    """What a model gets of stored values."""
     if name == "bool":
         return torch.bool
-    return torch.float32 if name.startswith("float") else torch.int64
+    return torch.int64 if kind_of(np.dtype(name), tuple(shape)) == "integers" else torch.float32
 
 
 def load_global(path: Path, model: UserModel | None = None, distillation: str = "") -> tuple[Deployed, dict[str, Any]]:
@@ -86,12 +92,16 @@ def load_global(path: Path, model: UserModel | None = None, distillation: str = 
         settings = models.named(experiment.model, own)
     if model is None and settings.name == GIVEN:
         raise ModelError(f"{path} was run with a model given in Python: export or load it from Python with model=…")
-    build = models.factory(settings, shape, _answer(about)[-1]) if model is None else user_model_factory(model)
+    if model is None:
+        build = models.factory(settings, shape, _answer(about)[-1])
+    else:
+        build = user_model_factory(model, keeps=True)
     module = adapted(build, example_inputs(about, 2))()
     try:
         module.load_state_dict(folder.global_state(source))
     except RuntimeError as error:
-        raise ModelError(f"the model does not fit the run's: {str(error).splitlines()[0]}") from None
+        _, *reasons = str(error).splitlines()  # the first line says only that there are some
+        raise ModelError(f"the model does not fit the run's: {' '.join(map(str.strip, reasons))}") from None
     return Deployed(module.float(), experiment, len(shape)).eval(), about
 
 
@@ -114,6 +124,7 @@ def export(
     where = expanded(Path(out), "out") if out is not None else own / "export"
     if onnx and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
         raise CpflError("ONNX needs two more packages: pip install 'cpfl[onnx]', or set onnx = False")
+    program = _onnx(module, example_inputs(about, 2)) if onnx else b""  # before anything is written: it may fail
     with files.explained(where):
         where.mkdir(parents=True, exist_ok=True)
     files.save_tensors(where / "model.safetensors", module.model.state_dict(), {"classes": about["classes"]})
@@ -123,14 +134,14 @@ def export(
         "class_names": about.get("class_names"),
         "mean": module.mean.flatten().tolist(),
         "std": module.std.flatten().tolist(),
-        "input": _described(about),
+        "input": _described(about, module.normalizes),
         "objective": about.get("objective", "classification"),
         "output": _answered(module.objective, about),
         "run": own.name,
     }
     files.write_json(where / "model.json", facts)
     if onnx:
-        _write_onnx(module, example_inputs(about, 2), where / "model.onnx")
+        files.write_atomic(where / "model.onnx", program)
     return [where / f"model.{kind}" for kind in ("json", *(["onnx"] if onnx else []), "safetensors")]
 
 
@@ -142,18 +153,24 @@ def _answered(own: Objective, about: Mapping[str, Any]) -> str:
     return f"{what} (batch, {', '.join(map(str, about['answer']))})"
 
 
-def _described(about: Mapping[str, Any]) -> str:
+def _described(about: Mapping[str, Any], normalizes: bool) -> str:
     """What model.json says of the inputs."""
     if fields := about.get("fields"):
+        kinds = (kind_of(np.dtype(one["dtype"]), tuple(one["shape"])) for one in fields)
         return ", ".join(
-            f"{one['name']}: {one['dtype']} (batch, {', '.join(map(str, one['shape']))})" for one in fields
+            f"{one['name']}: {str(_dtype(one['dtype'], one['shape'])).removeprefix('torch.')} "
+            f"({', '.join(['batch', *map(str, one['shape'])])})" + (f" of {PIXELS}" if kind == "pixels" else "")
+            for one, kind in zip(fields, kinds, strict=True)
         )
-    if about.get("inputs") == "integers":
+    kind = about.get("inputs", "pixels")
+    if kind == "integers":
         return "int64 (batch, …shape)"
-    return "float32 (batch, …shape); pixel values in 0…1; the ONNX model normalises by itself"
+    what = PIXELS if kind == "pixels" else "numbers"
+    return f"float32 (batch, …shape); {what}" + ("; the ONNX model normalises by itself" if normalizes else "")
 
 
-def _write_onnx(module: Deployed, example: Inputs, path: Path) -> None:
+def _onnx(module: Deployed, example: Inputs) -> bytes:
+    """The model as an ONNX file holds it."""
     batch = torch.export.Dim("batch")
     names = list(example) if isinstance(example, dict) else ["x"] if isinstance(example, Tensor) else None
     sizes = mapped(lambda x: {0: batch}, example)  # type: ignore[arg-type, return-value]
@@ -164,15 +181,17 @@ def _write_onnx(module: Deployed, example: Inputs, path: Path) -> None:
         quiet.setLevel(logging.ERROR)
         try:
             program = torch.onnx.export(
-                module, (example,), dynamo=True, verbose=False, dynamic_shapes={"x": sizes},
+                module, (example, {}), dynamo=True, verbose=False, dynamic_shapes={"x": sizes},
                 input_names=names, output_names=["logits"],
             )  # fmt: skip
         except Exception as error:
-            raise ModelError(f"the model cannot be written as ONNX: {str(error).splitlines()[0]}") from None
+            reason = first_line(error.__cause__ or error)  # else torch's advice, in colours
+            raise ModelError(f"the model cannot be written as ONNX, set onnx = False: {reason}") from None
         finally:
             quiet.setLevel(level)
     assert program is not None
-    files.write_atomic(path, program.model_proto.SerializeToString())
+    found: bytes = program.model_proto.SerializeToString()
+    return found
 
 
 def predict(path: Path, images: Path, distillation: str = "") -> Iterator[dict[str, Any]]:

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cpfl.errors import FAILURES, CpflError, ModelError, first_line, shortened
-from cpfl.models.adapter import Inputs, mapped, part, size, tensors
+from cpfl.models.adapter import Inputs, part, size
 from cpfl.models.sequences import char_lstm, signal_cnn
-from cpfl.objectives.base import Answer
 from cpfl.randomness import stream
 from cpfl.registry import did_you_mean, load
 from cpfl.settings import Model
@@ -122,70 +121,6 @@ def fresh(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> n
         seed_torch(seed, purpose)
         module = build()
         return module.double() if dtype == torch.float64 else module.float()  # unlike to(): complex buffers stay
-
-
-def check(module: nn.Module, x: Inputs, expected: Answer) -> None:
-    """Refuse a model that does not map these inputs to the expected answers, or cannot be trained."""
-    for name, value in module.state_dict().items():
-        if value.is_complex():
-            raise ModelError(
-                f"{name} of the model is complex: real numbers are trained; keep its real and imaginary part as two "
-                "parameters, or a constant as a buffer that is not persistent"
-            )
-    given = " and ".join(f"{tuple(value.shape[1:])} of {_kind(value)}" for value in tensors(x))
-    try:
-        out = module.eval()(mapped(Tensor.clone, x))
-    except ModelError:
-        raise
-    except FAILURES as error:
-        raise ModelError(f"the model does not take samples of shape {given}: {first_line(error)}{_hint(x)}") from None
-    if out.shape != (size(x), *expected.shape):
-        raise ModelError(
-            f"the model answers a sample with {tuple(out.shape[1:])}, the data needs {expected.shape}: {expected.what}"
-        )
-    if not (own := trained(module)):
-        raise ModelError("the model has no parameter that is to be trained: it has none, or all are frozen")
-    try:
-        gradients = torch.autograd.grad(out.square().mean(), list(own.values()), allow_unused=True)
-    except Exception as error:
-        raise ModelError(f"the model has no gradients: {first_line(error)}") from None
-    for name, gradient in zip(own, gradients, strict=True):
-        if gradient is not None and gradient.is_sparse:
-            raise ModelError(f"the gradient of {name} is sparse: dense ones are needed (sparse=False)")
-    if draws_elsewhere(module, x):
-        raise ModelError(
-            "the model gives different answers to the same inputs although torch's seed is the same: use torch's "
-            "random numbers, not numpy's or Python's, and no counter of calls"
-        )
-
-
-def draws_elsewhere(module: nn.Module, x: Inputs) -> bool:
-    """Whether its outputs in training depend on something that torch's seed does not decide."""
-    outputs, state = [], {name: value.clone() for name, value in module.state_dict().items()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for _ in range(2):
-            torch.default_generator.manual_seed(0)
-            try:
-                outputs.append(module.train()(mapped(Tensor.clone, x)))
-            except FAILURES as error:
-                if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):  # BatchNorm's
-                    return False
-                raise ModelError(f"the model fails in training, as after model.train(): {first_line(error)}") from None
-            finally:
-                module.load_state_dict(state)
-    one, other = (output.nan_to_num() for output in outputs)
-    return not torch.equal(one, other)
-
-
-def _kind(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
-
-
-def _hint(x: Inputs) -> str:
-    """What else may be meant where integers reach a model."""
-    if any(not value.is_floating_point() for value in tensors(x)):
-        return "; integers reach a model as they are: data.inputs = numbers makes them floats, pixels scales them"
-    return f"; tensors that it makes itself need the type of its inputs, {_kind(tensors(x)[0])}"
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -96,17 +96,23 @@ def logits(answer: Any) -> Tensor:
 
 
 def _probe(module: nn.Module, inputs: Inputs) -> tuple[bool, bool]:
-    """Whether the model writes into its inputs, and whether it answers with a tensor."""
-    args, kwargs = _arguments(inputs, True)
-    try:
-        with torch.no_grad():
-            double = any(x.dtype == torch.float64 for x in tensors(inputs))
-            answer = (module.double() if double else module.float()).eval()(*args, **kwargs)
-    except FAILURES:  # a check with a sentence for the user comes later
-        return False, True
-    given = [*args, *kwargs.values()]
-    same = [torch.equal(one, other) for one, other in zip(given, tensors(inputs), strict=True)]
-    return not all(same), isinstance(answer, Tensor)
+    """Whether the model writes into its inputs, and whether it answers with a tensor, in evaluation and in training."""
+    writes, answers_tensor = False, True
+    double = any(x.dtype == torch.float64 for x in tensors(inputs))
+    module = module.double() if double else module.float()
+    for training in (False, True):
+        args, kwargs = _arguments(inputs, True)
+        given = [*args, *kwargs.values()]
+        try:
+            with torch.no_grad():
+                answer = module.train(training)(*args, **kwargs)
+        except FAILURES:  # a check with a sentence for the user comes later
+            continue
+        for one, other in zip(given, tensors(inputs), strict=True):
+            # torch counts writes, also those of what was there already; not those of numpy.
+            writes = writes or one._version > 0 or not torch.equal(one, other)
+        answers_tensor = answers_tensor and isinstance(answer, Tensor)
+    return writes, answers_tensor
 
 
 def _pass(copy: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

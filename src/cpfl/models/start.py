@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from cpfl.errors import ModelError, first_line
-from cpfl.models import ModelFactory, State, check, fresh, state_of
+from cpfl.models import ModelFactory, State, fresh, state_of, trained
 from cpfl.models.adapter import Inputs
+from cpfl.models.checks import check
 from cpfl.models.layout import Layout
 from cpfl.objectives.base import Answer
 from cpfl.settings import Model
@@ -34,7 +35,7 @@ def initial(
 
     The model must fit the inputs `x` and answer as expected, and the file, if there is one, must fit the model.
     """
-    module = fresh(build, seed, "init", dtype)
+    module = reproducible(build, seed, "init", dtype)
     if file is not None:
         put(module, read(file, module))
     state, layout = state_of(module), Layout.from_module(module)
@@ -42,6 +43,25 @@ def initial(
     fixed = layout.frozen if settings.start == FRESH else state
     held = {name: state[name] for name in fixed}  # the same memory as the start's
     return holding(build, held), state, settings.bytes or layout.sent_bytes
+
+
+def reproducible(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> nn.Module:
+    """A new model; refused if a second one with the same seed is another one, or has parts of the first."""
+    module, again = (fresh(build, seed, purpose, dtype) for _ in range(2))
+    own, other = trained(module), trained(again)
+    if any(value is other.get(name) for name, value in own.items()):
+        raise ModelError(
+            "the function that builds the model gives the same parameters each time: build all of it anew, or give the "
+            "model object itself"
+        )
+    one, two = _tensors(module), _tensors(again)
+    different = [name for name, value in one.items() if name not in two or not _equal(value, two[name])]
+    if different or one.keys() != two.keys():
+        raise ModelError(
+            f"two models that are built with the same seed differ in {listed(different or sorted(two))}: use torch's "
+            "random numbers to build it, not numpy's or Python's, and no memory that nobody has written (torch.empty)"
+        )
+    return module
 
 
 def with_frozen_of(build: ModelFactory, state: State, seed: int, dtype: torch.dtype) -> ModelFactory:
@@ -84,7 +104,7 @@ def read(file: Path, module: nn.Module) -> State:
         "has more than the model:": [name for name in found if name not in expected],
         "has another shape or type of": [n for n, value in expected.items() if n in found and _differ(found[n], value)],
     }
-    if reasons := [f"{what} {_listed(names)}" for what, names in wrong.items() if names]:
+    if reasons := [f"{what} {listed(names)}" for what, names in wrong.items() if names]:
         raise ModelError(f"model.start = {str(file)!r} does not fit the model: it {', and '.join(reasons)}")
     return {name: found[name].to(own[name].dtype) for name in expected if name in found}
 
@@ -99,6 +119,11 @@ def _differ(found: torch.Tensor, own: torch.Tensor) -> bool:
     return found.shape != own.shape or found.is_floating_point() != own.is_floating_point()
 
 
-def _listed(names: Sequence[str]) -> str:
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names for a sentence."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -98,7 +98,8 @@ def given_arrays(
 
 
 def check_public(experiment: Experiment, source: object, named: Collection[str]) -> None:
-    """Refuse training data of the user's own beside a public set that nobody chose; `named` are settings on top."""
+    """Refuse training data of the user's own beside a public set that nobody chose, and splits of a public set that is
+    given; `named` are settings on top."""
     own, public = experiment.data.train == GIVEN, experiment.data.public
     preset = not isinstance(source, Experiment) and str(source) in experiment_file.presets()
     chosen = {*named, *(() if preset else effects.given(experiment))}
@@ -107,6 +108,8 @@ def check_public(experiment: Experiment, source: object, named: Collection[str])
             f"public is missing: cohort models are distilled on unlabelled inputs like those of train: give public=…, "
             f"or name a set in data.public (unless named it is {public!r}, which was made for the built-in digits)"
         )
+    if public == GIVEN and experiment.data.public_splits and "data.public_splits" in chosen:
+        raise SettingError("data.public_splits has no effect here: public is given, it names splits of a stored set")
 
 
 def absolute(experiment: Experiment) -> Experiment:

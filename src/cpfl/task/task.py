@@ -1,6 +1,5 @@
 """A task: data, model, devices and cohorts of one experiment, built once and checked before anything is written."""
 
-import copy
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -19,12 +19,14 @@ from cpfl.data.given import Given
 from cpfl.devices.availability import availability
 from cpfl.devices.fleet import Fleet
 from cpfl.devices.fleet import fleet as fleet_of
-from cpfl.errors import ModelError, SettingError, quoted
+from cpfl.errors import FAILURES, ModelError, SettingError, first_line, quoted
 from cpfl.federation.session import Session
 from cpfl.models import ModelFactory, State, batch_norm
 from cpfl.models.adapter import adapted
+from cpfl.models.checks import check
+from cpfl.models.given import copied, drawn_anew
 from cpfl.models.layout import Layout
-from cpfl.models.start import AS_GIVEN, FRESH, initial, with_frozen_of
+from cpfl.models.start import AS_GIVEN, FRESH, initial, reproducible, with_frozen_of
 from cpfl.privacy.label_counts import cohort_counts
 from cpfl.settings import Distillation, Experiment, Federation, Model, Stopping
 from cpfl.task.population import Population, assign_cohorts, memory_mapped
@@ -125,10 +127,11 @@ def build_task(
     named, file = model_factory(experiment.model, model, shape, outputs), start_file(experiment.model, roots)
     dtype = data.transform.dtype
     build, start, size = initial(adapted(named, x), experiment.model, seed, x, expected, dtype, file)
-    build_student = build
+    build_student, students = build, list[nn.Module]()
     if other := experiment.distillation.student:
         build_student = adapted(models.factory(Model(name=other), shape, outputs, "distillation.student"), x)
-        models.check(models.fresh(build_student, seed, "student", dtype), x, expected)
+        students = [reproducible(build_student, seed, "student", dtype)]
+        check(students[0], x, expected)
     if population is None:
         cohorts = assign_cohorts(experiment, data, devices, size) if cohorts is None else cohorts
         population = memory_mapped(data.clients, devices, cohorts)
@@ -140,7 +143,9 @@ def build_task(
             own = adapted(models.factory(settings, shape, outputs, f"model.by_cohort.{cohort}"), x)
             made[name] = CohortModel(*initial(own, settings, seed, x, expected, dtype, start_file(settings, roots)))
     builds = [build, *(one.build for one in made.values())]
-    check_batch_stats(experiment.federation, [models.fresh(one, seed, "init", dtype) for one in builds])
+    modules = [models.fresh(one, seed, "init", dtype) for one in builds]
+    check_batch_stats(experiment.federation, modules)
+    check_integers(data, [*modules, *students])
     others = {int(cohort): made[name] for cohort, name in experiment.model.by_cohort.items()}
     fleet, cohorts, counts = population.fleet, population.cohorts, population.label_counts
     if counts is None:
@@ -186,6 +191,22 @@ def check_batch_stats(settings: Federation, modules: Sequence[nn.Module]) -> Non
         raise SettingError(f"{key} has no effect here: it needs a model with BatchNorm layers")
 
 
+@torch.no_grad()
+def check_integers(data: FederatedData, modules: Sequence[nn.Module]) -> None:
+    """Refuse samples that a model fails on, such as tokens that an embedding has no vector for."""
+    if data.transform.kind == "pixels":
+        return
+    for name, samples in {"training": data.train, "test": data.test, "public": data.public}.items():
+        if not len(rows := samples.extremes()):
+            continue
+        for module in modules:
+            try:
+                module.eval()(data.transform(torch.as_tensor(samples.x[rows])))
+            except FAILURES as error:
+                what = f"the smallest and the largest integers of the {name} set"
+                raise ModelError(f"the model does not take {what}: {first_line(error)}") from None
+
+
 def model_factory(settings: Model, model: UserModel | None, shape: tuple[int, ...], classes: int) -> ModelFactory:
     """What builds the model that is given, or else the one that the settings name."""
     if settings.start == AS_GIVEN and not isinstance(model, nn.Module):
@@ -195,7 +216,7 @@ def model_factory(settings: Model, model: UserModel | None, shape: tuple[int, ..
         )
     if model is None:
         return models.factory(settings, shape, classes)
-    return user_model_factory(model, settings.start == AS_GIVEN)
+    return user_model_factory(model, settings.start != FRESH)
 
 
 def start_file(settings: Model, roots: Sequence[Path]) -> Path | None:
@@ -221,13 +242,4 @@ def user_model_factory(model: UserModel, keeps: bool = False) -> ModelFactory:
         if not callable(model):
             raise ModelError(f"model takes an nn.Module, a class or a function that builds one, not {model!r}")
         return models.guarded(getattr(model, "__name__", "given"), model)
-
-    def rebuild() -> nn.Module:
-        module = copy.deepcopy(model)
-        for part in () if keeps else module.modules():  # fresh weights, not the given ones; frozen parameters stay
-            reset = getattr(part, "reset_parameters", None)
-            if callable(reset) and all(value.requires_grad for value in part.parameters()):
-                reset()
-        return module
-
-    return rebuild
+    return models.guarded("given", lambda: copied(model) if keeps else drawn_anew(model))

@@ -11,6 +11,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cpfl import models
+from cpfl.engines.client_training import called
 from cpfl.engines.lanes.batch_stats import BatchStats
 from cpfl.kernels import layers, recurrent
 from cpfl.models import State
@@ -19,14 +20,18 @@ from cpfl.models.layout import Layout
 from cpfl.task.task import Task
 
 
-class PaddedEmbedding(nn.Embedding):
-    """The same numbers and gradients: torch's own, under vmap, trains the vector of the padding too."""
+class LaneEmbedding(nn.Embedding):
+    """The same numbers and gradients. torch's own, under vmap, trains the vector of the padding too, and reads that of
+    a token which it does not have from another lane: here such a vector is not a number."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The vectors of tokens; that of the padding is constant."""
-        padding = torch.arange(self.num_embeddings, device=x.device).eq(self.padding_idx or 0)
-        weight = torch.where(padding[:, None], self.weight.detach(), self.weight)
-        return nn.functional.embedding(x, weight, None, self.max_norm, self.norm_type, self.scale_grad_by_freq)
+        weight, count = self.weight, self.num_embeddings
+        if self.padding_idx is not None:
+            padding = torch.arange(count, device=x.device).eq(self.padding_idx)
+            weight = torch.where(padding[:, None], weight.detach(), weight)
+        found = nn.functional.embedding(x.clamp(0, count - 1), weight, scale_grad_by_freq=self.scale_grad_by_freq)
+        return torch.where(((x >= 0) & (x < count)).unsqueeze(-1), found, torch.nan)
 
 
 class LaneModel:
@@ -44,8 +49,8 @@ class LaneModel:
         # A loop over time would take minutes to compile; captured as it is, it is one launch too.
         self.compiles = not recurrent.unroll(module)
         for part in module.modules():
-            if type(part) is nn.Embedding and part.padding_idx is not None:
-                part.__class__ = PaddedEmbedding
+            if type(part) is nn.Embedding:
+                part.__class__ = LaneEmbedding
         kernels, pair = models.kernel_dtype(device, self._precision), (module, copy.deepcopy(module).eval())
         if kernels is not None:
             fitted = layers.fit(pair[0], kernels), layers.fit(pair[1], kernels)
@@ -92,5 +97,8 @@ class LaneModel:
     def _losses(self, module: nn.Module, state: State, x: Inputs, y: Tensor) -> Tensor:
         """The losses of one row; where layers renew their running statistics, these are in `state` afterwards."""
         with models.arithmetic(self._device, self._precision):
-            logits = functional_call(module, state, (x,))
+            if self._device.type == "cpu":
+                logits = called(lambda x: functional_call(module, state, (x,)), x)
+            else:  # compiled, and captured: errors come later
+                logits = functional_call(module, state, (x,))
         return self._objective.losses(logits.to(self._dtype), y)

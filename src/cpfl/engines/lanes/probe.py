@@ -9,7 +9,7 @@ from torch.func import functional_call
 from cpfl import models
 from cpfl.engines.lanes.model import LaneModel
 from cpfl.engines.lanes.step import captured
-from cpfl.errors import first_line
+from cpfl.errors import ModelError, first_line
 from cpfl.kernels import batch_norm
 from cpfl.models.adapter import Inputs, mapped, part, size
 from cpfl.task.task import Task
@@ -35,6 +35,8 @@ def why_not_lanes(task: Task, device: torch.device) -> str:
             if ages and batch_norm.supported(module):
                 return f"running statistics of BatchNorm have no age there, which federation.{ages} counts"
             return alone(module, x) or in_lanes(task, mapped(lambda each: each.to(device), x), y.to(device))
+    except ModelError as error:
+        return first_line(error.__cause__ or error)
     except Exception as error:  # a model, and vmap, report what they cannot do in many ways
         return first_line(error) or type(error).__name__
 
@@ -45,13 +47,17 @@ def alone(module: nn.Module, x: Inputs) -> str:
         module.train(training)
         for layer in batch_norm.supported(module).values():  # lanes show it its own batch
             layer.eval()
+        how = "training" if training else "evaluation"
         with torch.no_grad():
-            state = torch.get_rng_state()
+            state, before = torch.get_rng_state(), [value.clone() for value in module.buffers()]
             module(mapped(lambda each: torch.cat([each, each]), x))
             if not torch.equal(state, torch.get_rng_state()):
                 return "it draws random numbers of its own, as dropout does"
+            if not all(map(torch.equal, before, module.buffers())):
+                return f"it changes its buffers in {how}"
+            functional_call(module, models.with_noise(module), (x,))  # if it fails, that is the reason
         if models.looks_at_batches(module, x):
-            return f"it looks at a batch as a whole in {'training' if training else 'evaluation'}"
+            return f"it looks at a batch as a whole in {how}"
     return "" if masks(module.train(), x) else "its BatchNorm layers get samples in another order than the batch's"
 
 
@@ -90,7 +96,7 @@ def in_lanes(task: Task, x: Inputs, y: Tensor) -> str:
     for _ in range(2):  # the model may keep what the next step trips over
         captured(step, y.device)()
     if not all(map(torch.equal, before, buffers(model))):
-        return "it changes its buffers while it trains"
+        return "it changes its buffers in training"
     for lane, filled in enumerate(filled_LB.sum(1).int().tolist()):
         expected = by_itself(task, model, part(x, slice(filled)), y[:filled])
         for found, name in ((gradients_LP[lane], "gradients"), (new_LQ[lane], "running statistics")):

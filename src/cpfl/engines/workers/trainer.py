@@ -128,7 +128,7 @@ class Trainer(ClientTrainer):
     def forward(self, x: Inputs, client: int) -> Tensor:
         """In the experiment's precision."""
         with models.arithmetic(self.device, self.task.experiment.precision):
-            return super().forward(x, client).to(self._row.parameters_P.dtype)
+            return super().forward(x, client)
 
     def _load(self, model: ModelRow) -> None:
         if model.others:
