@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import tarfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -265,6 +266,28 @@ def test_files_of_another_run_are_refused(kind: str, run: Path, unbroken: Unbrok
     refusal(use, name, "belongs to another run")
 
 
+def test_files_of_other_cohorts_under_the_same_settings_are_refused(tmp_path: Path) -> None:
+    """The settings name a csv file, which may have had another content."""
+    plan = tmp_path / "plan.csv"
+    given = {"assignment.rule": "csv", "assignment.rule_args.file": str(plan), "max_rounds": 1}
+    runs = []
+    for half in ("001011", "010101"):
+        plan.write_text("client,cohort\n" + "".join(f"{client},{own}\n" for client, own in enumerate(half)))
+        runs.append(api.run("digits", settings=FEW | given, out=tmp_path / half, device="cpu", engine="reference").path)
+    assert (runs[0] / "experiment.toml").read_bytes() == (runs[1] / "experiment.toml").read_bytes()
+    for name in ("models/cohort-0000.safetensors", "rounds/cohort-0000.jsonl"):
+        shutil.copyfile(runs[1] / name, runs[0] / name)
+    refusal(lambda: api.distill(runs[0], device="cpu"), "cohort-0000.safetensors", "belongs to another run")
+
+
+def test_records_that_name_no_identity_are_read(tmp_path: Path) -> None:
+    """Those of results/ are older than the cohorts' place in it."""
+    with tarfile.open(Path(__file__).parents[2] / "results/paper/records-alpha-1.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    for path in tmp_path.glob("n*"):
+        assert RunFolder.open(path).verify().summary()
+
+
 def test_a_missing_start_is_made_again(trained: Path) -> None:
     start = RunFolder.open(trained).model("start")
     whole = start.read_bytes()
@@ -371,6 +394,7 @@ SHAPES: dict[str, tuple[str, Any]] = {
     "model_bytes negative": ("model_bytes", -1),
     "engine missing": ("engine", None),
     "fingerprint is a list": ("fingerprint", []),
+    "identity is text": ("identity", "engine"),
     "samples are text": ("samples", {"train": "x"}),
     "cohort_model_bytes is a list": ("cohort_model_bytes", [1]),
 }

@@ -23,7 +23,7 @@ import platform
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -39,7 +39,8 @@ from cpfl.settings.types import is_text
 from cpfl.user_files import check_readable, expanded
 
 SCHEMA = 3
-IDENTITY = ("experiment_checksum", "engine", "fingerprint", "start")  # of run.json: what makes a run this one
+# Of run.json: what makes a run this one. It names them itself; those of results/ are older and have the first four.
+IDENTITY = ("experiment_checksum", "engine", "fingerprint", "start", "cohorts", "label_counts")
 READERS = {1: "install cpfl 0.1 to read it", 2: "begin a new run: cpfl run {}/experiment.toml --out NEW"}
 FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
 
@@ -82,6 +83,7 @@ class About(BaseModel):
     samples: dict[str, Count]
     cohorts: Annotated[list[list[Count]], Field(min_length=1)]
     label_counts: list[list[int] | None]
+    identity: list[str] = list(IDENTITY[:4])
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -114,7 +116,7 @@ class RunFolder:
         settings = experiment_file.to_toml(experiment).encode()
         files.write_atomic(path / "experiment.toml", settings)
         digest = hashlib.sha256(settings).hexdigest()
-        tree = {"schema": SCHEMA, "versions": versions(), **about, "experiment_checksum": digest}
+        tree = {"schema": SCHEMA, "versions": versions(), **about, "experiment_checksum": digest, "identity": IDENTITY}
         # run.json comes last: a folder without it never became a run.
         files.write_json(path / "run.json", {**tree, "checksum": files.checksum(tree)})
         return folder
@@ -225,11 +227,11 @@ class RunFolder:
             self._about = tree
         return self._about
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """What its files carry, so that those of another run are noticed; equal runs have the same one."""
         about = self.about()
-        return files.checksum({key: about.get(key) for key in IDENTITY})
+        return files.checksum({key: about.get(key) for key in about.get("identity", IDENTITY[:4])})
 
     def save(self, path: Path, tensors: State, numbers: Mapping[str, Any], lasting: bool = True) -> str:
         """Write tensors and numbers as a file of this run; its checksum."""
