@@ -136,7 +136,7 @@ def train_cohort(s, cohort, members, clients, x, y, compute_ms, network_kbps, st
             models.append(train(s, k, t, model, x[own], y[own]))
             importance.append(len(own) if s.weights == "samples" else 1)
             steps = clock.steps_of(len(own), s.batch_size, s.local_epochs, s.local_steps)
-            seconds.append(clock.training_seconds(steps, s.batch_size, compute_ms[k]))
+            seconds.append(clock.training_seconds(steps, s.batch_size, len(own), compute_ms[k]))
         model = network.average(models, importance)
 
         losses = []

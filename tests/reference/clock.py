@@ -2,6 +2,7 @@
 
 The method: "Training time of a client in a round = 3 × steps × batch_size × computation / 1000 seconds";
 "Transfer time = model bytes / (communication × 1024 / 8 bytes/s), once down and once up";
+"a batch size above the client's samples counts as these";
 "A synchronous round lasts as long as its slowest participant: download + train + upload";
 "A cohort with one client has neither traffic nor transfer time";
 "plus every cohort's model to the global server at the end".
@@ -19,9 +20,9 @@ def steps_of(samples, batch_size, local_epochs, local_steps):
     return local_epochs * math.ceil(samples / batch_size)
 
 
-def training_seconds(steps, batch_size, compute_ms):
-    """3: forward and backward pass over inference. A short batch costs as much as a full one."""
-    return 3 * steps * batch_size * compute_ms / 1000
+def training_seconds(steps, batch_size, samples, compute_ms):
+    """3: forward and backward pass over inference. The last batch of an epoch costs as much as a full one."""
+    return 3 * steps * min(batch_size, samples) * compute_ms / 1000
 
 
 def transfer_seconds(model_bytes, kbps):

@@ -152,8 +152,9 @@ def test_a_round_lasts_as_long_as_its_slowest_participant():
     steps = [clock.steps_of(25, 10, 1, None), clock.steps_of(10, 10, 1, None)]
     assert steps == [3, 1]
     assert clock.steps_of(25, 10, 1, 7) == 7
-    training = [clock.training_seconds(3, 10, 100.0), clock.training_seconds(1, 10, 200.0)]
+    training = [clock.training_seconds(3, 10, 25, 100.0), clock.training_seconds(1, 10, 10, 200.0)]
     assert training == [9.0, 6.0]
+    assert clock.training_seconds(1, 10, 4, 200.0) == 2.4  # all it holds is 4
     assert clock.transfer_seconds(128_000, 1000.0) == 1.0  # 1000 kbit/s are 128,000 bytes/s
     assert clock.round_seconds(training, [1000.0, 100.0], 128_000, cohort_size=2) == 26.0  # 10 + 6 + 10, over 1 + 9 + 1
     assert clock.round_bytes(2, 128_000, cohort_size=2) == 512_000
@@ -260,7 +261,7 @@ def run_tiny(settings, y=(0, 1)):
         x_test=np.ones((4, 1)),
         y_test=np.array([0, 0, 0, 1]),
         x_public=np.ones((3, 1)),
-        compute_ms=[100.0, 200.0],
+        compute_ms=[1000.0, 2000.0],  # a client of one sample: 3 s and 6 s
         network_kbps=[1000.0, 500.0],
         start=ZERO,
         student_start=ZERO,
@@ -323,7 +324,7 @@ def test_the_evaluated_model_is_the_one_that_is_kept():
     assert second["moving_average"] == pytest.approx((first["loss"] + second["loss"]) / 2, abs=1e-15)
     assert best.teachers[0]["2.bias"][0] == last.teachers[0]["2.bias"][0]  # the loss fell in both rounds
     assert best.teachers[0]["2.bias"][0] == pytest.approx(after_two_rounds, abs=1e-15)
-    assert first["seconds"] == 6.0  # two steps, the short one costs as much as the full one; no transfer
+    assert first["seconds"] == 60.0  # two steps, the short one costs as much as the full one; no transfer
     assert (len(best.clients[0].training), len(best.clients[0].validation)) == (18, 2)
 
 

@@ -52,7 +52,7 @@ class Session:
         fleet: Fleet,
         model_bytes: int,
         start: State,
-        sizes: NDArray[np.int64] | None = None,  # training samples of all clients: to plan rounds that can fail
+        sizes: NDArray[np.int64] | None = None,  # training samples of all clients; None: no less than batch_size
     ) -> None:
         self.cohort, self.clients = cohort, Members(clients)
         self.model = start
@@ -69,7 +69,7 @@ class Session:
         self._rule = STOPPING_RULES.build(experiment.stopping.rule, experiment.stopping.rule_args, experiment.stopping)
         self._kept: State | None = None
         self._shown = start  # the model that stands for the cohort: the newest, or the moving average
-        known = np.zeros(0, np.int64) if sizes is None else sizes
+        known = np.full(experiment.clients, experiment.federation.batch_size) if sizes is None else sizes
         size = optimizers.one_way_bytes(experiment.federation, model_bytes)
         info = CohortInfo(cohort, self.clients, experiment.federation, fleet, size, known)
         kind = Buffered if experiment.federation.buffer_size else Synchronous

@@ -43,8 +43,9 @@ class CohortInfo:
         return local_training.steps(self.federation, int(self.sizes[client]))
 
     def compute_seconds(self, client: int, steps: int) -> float:
-        """Virtual seconds of so many steps."""
-        return self.fleet.training_seconds(client, steps, self.federation.batch_size)
+        """Virtual seconds of so many steps; a short last batch takes the time of a full one."""
+        batch = local_training.largest_batch(self.federation, int(self.sizes[client]))
+        return self.fleet.training_seconds(client, steps, batch)
 
     @property
     def sent_bytes(self) -> int:
