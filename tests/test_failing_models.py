@@ -103,7 +103,7 @@ def test_what_is_seen_in_training_only(model: type[nn.Module], words: str, engin
 def test_a_label_beyond_all_integers() -> None:
     labels = np.zeros(200, np.uint64)
     labels[7] = 2**64 - 1
-    with pytest.raises(DataError, match=f"a label is {2**64 - 1}"):
+    with pytest.raises(DataError, match=f"an integer of the labels is {2**64 - 1}"):
         cpfl.run("digits", train=(np.zeros((200, 64), np.float32), labels), public=np.zeros((60, 64), np.float32))
 
 
