@@ -17,7 +17,8 @@ import small_runs
 from small_runs import Unbroken
 from torch import nn
 
-from cpfl import api
+from cpfl import Callback, api, method
+from cpfl.data.given import Given
 from cpfl.engines.base import Engine
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import CpflError, DamagedError, RunFolderError
@@ -27,6 +28,7 @@ from cpfl.report.tables import overview
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
+from cpfl.runs.reload import reload_task
 from cpfl.sweep import sweep
 
 NEW_RUN = "cpfl run {}/experiment.toml --out NEW"
@@ -338,6 +340,46 @@ def test_records_of_unfinished_cohorts_are_vouched_for(tmp_path: Path, interrupt
     changed = lines.read_bytes().replace(b'"cpu_seconds":', b'"cpu_seconds":1', 1)
     lines.write_bytes(changed)
     refusal(lambda: api.distill(path, **at), f"{lines} was changed", NEW_RUN.format(path))
+
+
+@pytest.mark.parametrize("gone", ["deleted", "damaged"])
+def test_records_that_nothing_vouches_for_are_refused(gone: str, tmp_path: Path, interrupter: Any) -> None:
+    """Checkpoints may be deleted after training; a resume makes them again."""
+    path = tmp_path / "run"
+    with pytest.raises(interrupter.Enough):
+        api.run("digits", settings=FEW | {"max_rounds": 4}, out=path, device="cpu", callback=interrupter(5))
+    at = {"at": f"{records.read(RunFolder.open(path).rounds(0))[0]['clock'] + 1}s", "device": "cpu"}
+    for checkpoint in (path / "checkpoints").glob("cohort-0001-*"):
+        checkpoint.unlink() if gone == "deleted" else checkpoint.write_bytes(b"{}")
+    refusal(lambda: api.distill(path, **at), "no checkpoint vouches", "cohort-0001.jsonl", f"cpfl resume {path}")
+    api.resume(path, device="cpu")
+    api.distill(path, **at)
+
+
+def test_a_teacher_vouches_for_records_that_do_not_say_stopped(trained: Path) -> None:
+    folder = RunFolder.open(trained)
+    lines = folder.rounds(0)
+    lines.write_bytes(lines.read_bytes().replace(b'"stop":"max rounds"', b'"stop":""'))
+    shutil.rmtree(trained / "checkpoints")
+    at = f"{records.read(lines)[0]['clock'] + 1}s"
+    refusal(lambda: api.distill(trained, at=at, device="cpu"), f"{lines} is damaged")
+
+
+def test_a_kill_between_a_teacher_and_the_last_record(tmp_path: Path, unbroken: Unbroken) -> None:
+    """The cohort has not stopped yet; it trains again, and with it its teacher goes."""
+    run = Path(shutil.copytree(unbroken(**FEW), tmp_path / "run"))
+    (run / "summary.json").unlink()
+    folder = RunFolder.open(run)
+    for cohort in (0, 1):
+        folder.checkpoints(cohort)[0].unlink()
+        records.truncate(folder.rounds(cohort), folder.numbers(folder.checkpoints(cohort)[0])["records_size"])
+    api.distill(run, at=f"{records.read(folder.rounds(0))[0]['clock'] / 2}s", device="cpu")
+    recorder = RunRecorder(folder, folder.experiment(), Callback())
+    sessions = method.open_sessions(reload_task(folder, None, None, Given(), print))
+    with recorder.training(sessions):
+        assert not any(folder.teacher(cohort).exists() for cohort in (0, 1))
+    api.resume(run, device="cpu")
+    assert small_runs.differing(run, unbroken(**FEW)) == []
 
 
 @pytest.mark.parametrize("finished", [True, False])
