@@ -327,6 +327,8 @@ def test_evaluations_are_vouched_for(damage: str, tmp_path: Path, unbroken: Unbr
     else:
         shutil.copyfile(unbroken(**(joint | {"seed": 7})) / path.name, path)
     refusal(lambda: api.distill(run, device="cpu"), "evaluations.jsonl")
+    (damaged,) = content([run])["damaged"]
+    assert "evaluations.jsonl" in damaged["reason"]
 
 
 def test_records_of_unfinished_cohorts_are_vouched_for(tmp_path: Path, interrupter: Any) -> None:
