@@ -130,9 +130,7 @@ class RunFolder:
         with files.explained(path):
             taken = path.exists() and not (path.is_dir() and all(map(_is_leftover, path.iterdir())))
             longest = os.pathconf(next(p for p in path.absolute().parents if p.is_dir()), "PC_NAME_MAX")
-        for above in expanded(path, "out").absolute().parents:
-            if (above / "run.json").is_file():
-                raise RunFolderError(f"{path} lies in the run folder {above}: choose a folder outside of it")
+        check_outside(path)
         if taken:
             raise RunFolderError(f"{path} exists and is not an empty folder: choose another folder, or cpfl resume it")
         if any(len(os.fsencode(part)) > longest for part in path.parts):
@@ -304,6 +302,13 @@ class RunFolder:
         results = results or self.path
         summary = read_summary(results / "summary.json", self.identity)
         return self.load(results / "models" / "global.safetensors", summary["model_checksum"])[0]
+
+
+def check_outside(path: Path) -> None:
+    """Refuse a path in a run folder, also one through a link: all that is there is the run's."""
+    for above in Path(os.path.realpath(expanded(path, "out"))).parents:
+        if (above / "run.json").is_file():
+            raise RunFolderError(f"{path} lies in the run folder {above}: choose a folder outside of it")
 
 
 def _is_leftover(path: Path) -> bool:
