@@ -46,6 +46,11 @@ class Ends(Plain):
         sys.exit(3)
 
 
+class SaysNothingAtFirst(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("\n \n  of another shape\nthan mine")
+
+
 class EndsAtOnce(Plain):
     def __init__(self) -> None:
         sys.exit()
@@ -78,6 +83,7 @@ SEEN = {
     EndsInTraining: "fails in training, as after model.train.*it calls sys.exit.'enough'.",
     Ends: "it calls sys.exit.3.",
     Smaller: r"cannot take a batch of \d+: mat1 and mat2",
+    SaysNothingAtFirst: ": of another shape",
     EndsAtOnce: "cannot be built: it calls sys.exit..",
 }
 

@@ -449,7 +449,7 @@ def test_the_shape_of_run_json(kind: str, run: Path) -> None:
     key, value = SHAPES[kind]
     edit(run / "run.json", lambda about: about.update({key: value}), sealed=True)
     for use in (api.load_run, api.resume, api.distill, export):
-        refusal(lambda use=use: use(run), "run.json is damaged", key)  # type: ignore[misc]
+        refusal(lambda use=use: use(run), f"run.json is damaged: {key}")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,8 @@ class RunFolder:
             longest = os.pathconf(next(p for p in path.absolute().parents if p.is_dir()), "PC_NAME_MAX")
         check_outside(path)
         if taken:
-            raise RunFolderError(f"{path} exists and is not an empty folder: choose another folder, or cpfl resume it")
+            remedy = "cpfl resume it" if (path / "run.json").is_file() else "move it away"
+            raise RunFolderError(f"{path} exists and is not an empty folder: choose another folder, or {remedy}")
         if any(len(os.fsencode(part)) > longest for part in path.parts):
             raise RunFolderError(f"cannot write {path}: a name in it is longer than {longest} bytes")
 
