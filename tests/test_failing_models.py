@@ -46,6 +46,11 @@ class Ends(Plain):
         sys.exit(3)
 
 
+class SaysNothingAtFirst(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("\n \n  of another shape\nthan mine")
+
+
 class EndsAtOnce(Plain):
     def __init__(self) -> None:
         sys.exit()
@@ -78,6 +83,7 @@ SEEN = {
     EndsInTraining: "fails in training, as after model.train.*it calls sys.exit.'enough'.",
     Ends: "it calls sys.exit.3.",
     Smaller: r"cannot take a batch of \d+: mat1 and mat2",
+    SaysNothingAtFirst: ": of another shape",
     EndsAtOnce: "cannot be built: it calls sys.exit..",
 }
 
@@ -103,7 +109,7 @@ def test_what_is_seen_in_training_only(model: type[nn.Module], words: str, engin
 def test_a_label_beyond_all_integers() -> None:
     labels = np.zeros(200, np.uint64)
     labels[7] = 2**64 - 1
-    with pytest.raises(DataError, match=f"a label is {2**64 - 1}"):
+    with pytest.raises(DataError, match=f"an integer of the labels is {2**64 - 1}"):
         cpfl.run("digits", train=(np.zeros((200, 64), np.float32), labels), public=np.zeros((60, 64), np.float32))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ REFUSED: dict[tuple[str, ...], tuple[str, ...]] = {
     (f"model.args.x={'[' * 50}1{']' * 50}",): ("model.args", "32 levels deep"),
     (f"model.args.x={'[' * 5000}1{']' * 5000}",): ("'[[[", "too deep"),
     (f"model.args.{'a.' * 5000}x=1",): ("model.args", "32 levels deep"),
+    (f"model.args={{{'a.' * 5000}x=1}}",): ("'{a.a.", "too deep"),
     (f"cohorts={'x' * 100_000}",): ("cohorts = 'xxx", "integer"),
     (f"{'x' * 100_000}=1",): ("there is no setting xxx", "known here: name"),
     (f"data.train={'x' * 100_000}",): ("xxx",),
@@ -94,6 +96,9 @@ def test_refused(cpfl_command: Command, tmp_path: Path, settings: tuple[str, ...
     ("text", "words"),
     [
         (f"x = {'[' * 100_000}", ("mine.toml", "too deep")),
+        (f"{'a.' * 5000}a = 1", ("mine.toml", "too deep")),
+        ("[" + "a . 'b c'." * 2500 + "a]", ("mine.toml", "too deep")),
+        (r"x = {" + r'"\" = [" . ' * 5000 + "a = 1}", ("mine.toml", "too deep")),
         (f"cohorts = {'7' * 5000}", ("mine.toml", "too long")),
         ("distillation = 3", ("distillation = 3", "a table of settings is needed")),
         ("[model.args]\nx = 07:32:00", ("model.args", "x = 07:32:00", "in quotes")),
@@ -108,6 +113,12 @@ def test_a_file(cpfl_command: Command, tmp_path: Path, text: str, words: tuple[s
         assert answer.code == 2, answer.err[-2000:]
         is_sentence(answer.err.removesuffix("\n"), *words)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("args", [{"x": [0.5] * 500}, {"x": "etc. " * 90}, {"x": "." * 500}, {"x.y.z": 1}])
+def test_many_dots_are_no_deep_key(args: dict[str, object]) -> None:
+    text = ", ".join(f"{key} = {json.dumps(value)}" for key, value in args.items())
+    assert len(experiment_file.parse_assignments([f"model.args={{{text}}}"])["model.args"]) == 1
 
 
 @pytest.mark.parametrize(

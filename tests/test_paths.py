@@ -91,10 +91,27 @@ def test_a_file_without_an_end(kind: str, use: str, tmp_path: Path, cpfl_command
 
 def test_a_run_in_a_run(finished: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
-    for out in (run / "models" / "y", run / "new"):
+    (tmp_path / "link").symlink_to(run / "models")
+    for out in (run / "models" / "y", run / "new", tmp_path / "link" / "y", tmp_path / "no" / ".." / "run" / "y"):
         with pytest.raises(CpflError, match=f"lies in the run folder {run}"):
             cpfl.run("digits", settings=FEW, out=out, device="cpu")
         assert not out.exists()
+
+
+def test_nothing_else_is_written_into_a_run(finished: Path, tmp_path: Path, cpfl_command: Command) -> None:
+    """But the folder export, which `cpfl export` has without --out."""
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = sorted(run.rglob("*"))
+    (tmp_path / "link").symlink_to(run / "models")
+    for out in (run, run / "models", run / "new", tmp_path / "link"):
+        answer = cpfl_command("export", "run", "--no-onnx", "--out", out)
+        assert (answer.code, answer.err.count("\n")) == (2, 1), answer.err
+        assert f"lies in the run folder {run}: choose a folder outside of it" in answer.err
+    for out in (run / "app", tmp_path / "link" / "app"):
+        answer = cpfl_command("deploy", "new", out)
+        assert f"lies in the run folder {run}" in answer.err
+    assert sorted(run.rglob("*")) == before
+    cpfl_command("export", "run", "--no-onnx", "--out", run / "export").good()
 
 
 def without_empty_folders(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 import cpfl
 from cpfl.callbacks import Callback
 from cpfl.engines.reference import ReferenceEngine
-from cpfl.errors import SettingError
+from cpfl.errors import RunFolderError, SettingError
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command
@@ -90,6 +91,11 @@ def test_nothing_is_distilled_from_one_cohort(tmp_path: Path) -> None:
     said = Messages()
     run(tmp_path / "one", said, settings=FEW | {"cohorts": 1, "distillation.lr": 0.01})
     assert said.about("cohorts = 1: nothing is distilled")
+    for settings, noted in (({"lr": 0.02}, True), ({}, False), ({"at": "1s", "unfinished": "drop"}, False)):
+        said = Messages()
+        with suppress(RunFolderError):  # nobody has stopped so early
+            cpfl.distill(tmp_path / "one", callback=said, device="cpu", **settings)
+        assert bool(said.about("cohorts = 1: nothing is distilled")) == noted
     said = Messages()
     run(tmp_path / "two", said, settings=FEW)
     assert not said.about("distilled")

@@ -31,6 +31,7 @@ from cpfl.task.task import Task, UserModel
 from cpfl.user_files import expanded
 
 RUNS = Path("runs")
+ONE_COHORT = "cohorts = 1: nothing is distilled; of [distillation] only at, quorum and unfinished have an effect"
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,7 @@ def run(
     task = load_task(chosen, data, model, arrays, callback.on_message)
     check_distillation(chosen.distillation, task)
     if chosen.cohorts == 1:  # no mistake: presets, and scripts over n, have the same settings for every n
-        callback.on_message(
-            "cohorts = 1: nothing is distilled; of [distillation] only at, quorum and unfinished have an effect"
-        )
+        callback.on_message(ONE_COHORT)
     on_workers = engine == "ray"  # which may have other devices than this process: they decide
     if not on_workers:
         task = task.resolved(engine.device if isinstance(engine, Engine) else on_device.type)
@@ -203,6 +202,8 @@ def distill(
     label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
     label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
     callback = callback or Callback()
+    if folder.experiment().cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
+        callback.on_message(ONE_COHORT)
     given = given_arrays(train, test, public, folder.experiment(), callback.on_message)
     task = reload_task(folder, data, model, given, callback.on_message, changed.student, public is not None)
     check_distillation(changed, task)

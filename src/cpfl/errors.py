@@ -106,7 +106,7 @@ def first_line(error: BaseException) -> str:
     """What another library, or a user's code, says is wrong, in one line."""
     if isinstance(error, SystemExit):
         return f"it calls sys.exit({'' if error.code is None else quoted(error.code)})"
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
 
 
 def printable(text: str) -> str:

@@ -127,6 +127,18 @@ def test_an_unfinished_run_of_the_sweep_is_resumed(cpfl_command: Command, tmp_pa
     assert (tmp_path / "s" / "n002-seed90" / "summary.json").is_file()
 
 
+def test_a_run_of_the_sweep_that_lost_its_facts(cpfl_command: Command, tmp_path: Path) -> None:
+    """It cannot be resumed: moved away, it is run again."""
+    cpfl_command(*WORDS, "--cohorts", "2", "--out", "s").good()
+    run = tmp_path / "s" / "n002-seed90"
+    (run / "run.json").unlink()
+    answer = cpfl_command("resume", "s")
+    assert (answer.code, answer.err.count("\n")) == (2, 1), answer.err
+    assert "n002-seed90 exists and is not an empty folder: choose another folder, or move it away" in answer.err
+    run.rename(tmp_path / "away")
+    cpfl_command("resume", "s").good()
+
+
 def test_other_settings_are_not_mixed_in(cpfl_command: Command, tmp_path: Path) -> None:
     cpfl_command(*WORDS, "--cohorts", "1", "--out", "s").good()
     before = written(tmp_path / "s")

@@ -141,3 +141,37 @@ def test_a_connection_without_a_thread_takes_no_place(
     with line_to(server) as line:
         line.sendall(GET)
         assert status(line) == 200
+
+
+@pytest.mark.parametrize("when", ["while it is accepted", "later", "never"])
+def test_what_fails_because_the_server_ends_is_not_shown(
+    when: str, server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C while the main thread still accepts a connection closes it under the thread that answers."""
+    answering, ended, start = threading.Event(), threading.Event(), server.process_request
+
+    def answer() -> tuple[bytes, str]:
+        answering.set()
+        assert ended.wait(60)
+        raise OSError("a bug, or Ctrl-C")
+
+    def interrupted(request: socket.socket, address: object) -> None:
+        start(request, address)
+        assert answering.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server.dashboard, "fresh", answer)
+    if when == "while it is accepted":
+        monkeypatch.setattr(server, "process_request", interrupted)
+    before = set(threading.enumerate())
+    with line_to(server) as line:
+        line.sendall(GET)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.handle_request()
+        assert answering.wait(60)
+        if when == "later":
+            server.server_close()
+        ended.set()
+        for thread in set(threading.enumerate()) - before:
+            thread.join()
+    assert ("a bug, or Ctrl-C" in capsys.readouterr().err) == (when == "never")

@@ -71,7 +71,7 @@ def test_several_inputs() -> None:
         ({"a": X, "b": X[:2]}, "different numbers of samples: a 4, b 2"),
         ({}, "several inputs"),
         ({"a": [["text"]]}, "the input 'a'"),
-        (np.full((2, 2), 2**63, np.uint64), "above"),
+        (np.full((2, 2), 2**63, np.uint64), f"an integer of the inputs is {2**63}: at most"),
     ],
 )
 def test_inputs_that_are_refused(x: object, words: str) -> None:

@@ -100,6 +100,14 @@ def test_truth_values_are_numbers(tmp_path: Path) -> None:
     assert found.y.tolist() == [1, 0]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("far", [1e300, -1e300, 2.0**63])
+def test_whole_labels_beyond_all_integers_stay_floats(tmp_path: Path, far: float) -> None:
+    found = loaded(write(tmp_path / "t.csv", {"age": [30, 40], "y": [0.0, far]}))
+    assert found.y is not None
+    assert found.y.tolist() == [0.0, far]
+
+
 def test_labels_that_only_an_objective_can_judge(tmp_path: Path) -> None:
     dose = loaded(write(tmp_path / "t.csv", {"age": [30, 40], "y": [0.5, 2]}))
     several = loaded(write(tmp_path / "t.npz", {"x": np.ones((3, 2)), "y": np.eye(3)}))
@@ -166,6 +174,7 @@ def test_lists_of_one_length_in_parquet(tmp_path: Path, kind: pa.DataType) -> No
 
 
 HOLE = [1.5, float("nan"), 2.0]
+HUGE = np.array([0, 2**64 - 1, 2], np.uint64)
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("t.csv", {"age": ["1", "", "3"], "y": [0, 1, 0]}, r"column 'age' of .*t\.csv has no finite value in row 2: fill"),
     ("t.csv", {"age": [1, 2, 3], "y": [0, "", 0]}, r"column 'y' of .* has no finite value in row 2"),
@@ -189,6 +198,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("t.parquet", {"x": [[1], [1, 2], [3]], "y": [0, 1, 0]}, "has lists of 1 to 2 values: all must have one length"),
     ("t.parquet", {"x": [[1, 2], [None, 2], [3, 4]], "y": [0, 1, 0]}, "a list in which a value is missing"),
     ("t.parquet", {"x": [["a"], ["b"], ["c"]], "y": [0, 1, 0]}, "has lists of string: lists of numbers without gaps"),
+    (
+        "t.npz",
+        {"x": HUGE.reshape(3, 1), "y": [0, 1, 0]},
+        rf"an integer of array 'x' of .*t\.npz is {2**64 - 1}: at most",
+    ),
+    ("t.npz", {"x": np.ones((3, 2)), "y": HUGE}, rf"an integer of column 'y' of .* is {2**64 - 1}: at most"),
+    ("t.parquet", {"x": [1, 2, 3], "y": HUGE}, rf"an integer of column 'y' of .* is {2**64 - 1}: at most"),
     ("t.parquet", {"x": [{"a": 1}] * 3, "y": [0, 1, 0]}, "images are read from a column called image or img"),
 ]
 

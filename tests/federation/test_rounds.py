@@ -94,6 +94,17 @@ def test_the_first_to_finish_count() -> None:
     assert wasted(record) == (26.0, 2, 0)
 
 
+@pytest.mark.parametrize("more", [{}, {"federation__deadline": 1000.0}])
+def test_a_batch_size_above_all_clients_samples_takes_the_time_of_these(more: dict[str, float]) -> None:
+    """Else every batch takes the time of a full one, as in the paper."""
+    one = session([5, 16, 20], [1000.0] * 3, federation__batch_size=16, **more)
+    record = close(one, [1, 1, 2]).record
+    assert (record.seconds, record.cpu_seconds) == (2 + 3.0 * 32, 3.0 * (16 + 16 + 32))
+    one = session([5, 16, 20], [1000.0] * 3, federation__batch_size=10**6, **more)
+    record = close(one, [1, 1, 1]).record
+    assert (record.seconds, record.cpu_seconds) == (2 + 3.0 * 20, 3.0 * (5 + 16 + 20))
+
+
 @pytest.mark.parametrize(("share", "selected"), [(0.0, 10), (0.1, 11), (0.3, 13), (0.25, 13), (5, 20)])
 def test_how_many_are_selected(share: float, selected: int) -> None:
     """Ten are needed of twenty equal clients: who is asked too much has computed all but its way back."""

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import tarfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,8 @@ import small_runs
 from small_runs import Unbroken
 from torch import nn
 
-from cpfl import api
+from cpfl import Callback, api, method
+from cpfl.data.given import Given
 from cpfl.engines.base import Engine
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import CpflError, DamagedError, RunFolderError
@@ -26,6 +28,7 @@ from cpfl.report.tables import overview
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
+from cpfl.runs.reload import reload_task
 from cpfl.sweep import sweep
 
 NEW_RUN = "cpfl run {}/experiment.toml --out NEW"
@@ -265,6 +268,28 @@ def test_files_of_another_run_are_refused(kind: str, run: Path, unbroken: Unbrok
     refusal(use, name, "belongs to another run")
 
 
+def test_files_of_other_cohorts_under_the_same_settings_are_refused(tmp_path: Path) -> None:
+    """The settings name a csv file, which may have had another content."""
+    plan = tmp_path / "plan.csv"
+    given = {"assignment.rule": "csv", "assignment.rule_args.file": str(plan), "max_rounds": 1}
+    runs = []
+    for half in ("001011", "010101"):
+        plan.write_text("client,cohort\n" + "".join(f"{client},{own}\n" for client, own in enumerate(half)))
+        runs.append(api.run("digits", settings=FEW | given, out=tmp_path / half, device="cpu", engine="reference").path)
+    assert (runs[0] / "experiment.toml").read_bytes() == (runs[1] / "experiment.toml").read_bytes()
+    for name in ("models/cohort-0000.safetensors", "rounds/cohort-0000.jsonl"):
+        shutil.copyfile(runs[1] / name, runs[0] / name)
+    refusal(lambda: api.distill(runs[0], device="cpu"), "cohort-0000.safetensors", "belongs to another run")
+
+
+def test_records_that_name_no_identity_are_read(tmp_path: Path) -> None:
+    """Those of results/ are older than the cohorts' place in it."""
+    with tarfile.open(Path(__file__).parents[2] / "results/paper/records-alpha-1.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    for path in tmp_path.glob("n*"):
+        assert RunFolder.open(path).verify().summary()
+
+
 def test_a_missing_start_is_made_again(trained: Path) -> None:
     start = RunFolder.open(trained).model("start")
     whole = start.read_bytes()
@@ -302,6 +327,8 @@ def test_evaluations_are_vouched_for(damage: str, tmp_path: Path, unbroken: Unbr
     else:
         shutil.copyfile(unbroken(**(joint | {"seed": 7})) / path.name, path)
     refusal(lambda: api.distill(run, device="cpu"), "evaluations.jsonl")
+    (damaged,) = content([run])["damaged"]
+    assert "evaluations.jsonl" in damaged["reason"]
 
 
 def test_records_of_unfinished_cohorts_are_vouched_for(tmp_path: Path, interrupter: Any) -> None:
@@ -315,6 +342,46 @@ def test_records_of_unfinished_cohorts_are_vouched_for(tmp_path: Path, interrupt
     changed = lines.read_bytes().replace(b'"cpu_seconds":', b'"cpu_seconds":1', 1)
     lines.write_bytes(changed)
     refusal(lambda: api.distill(path, **at), f"{lines} was changed", NEW_RUN.format(path))
+
+
+@pytest.mark.parametrize("gone", ["deleted", "damaged"])
+def test_records_that_nothing_vouches_for_are_refused(gone: str, tmp_path: Path, interrupter: Any) -> None:
+    """Checkpoints may be deleted after training; a resume makes them again."""
+    path = tmp_path / "run"
+    with pytest.raises(interrupter.Enough):
+        api.run("digits", settings=FEW | {"max_rounds": 4}, out=path, device="cpu", callback=interrupter(5))
+    at = {"at": f"{records.read(RunFolder.open(path).rounds(0))[0]['clock'] + 1}s", "device": "cpu"}
+    for checkpoint in (path / "checkpoints").glob("cohort-0001-*"):
+        checkpoint.unlink() if gone == "deleted" else checkpoint.write_bytes(b"{}")
+    refusal(lambda: api.distill(path, **at), "no checkpoint vouches", "cohort-0001.jsonl", f"cpfl resume {path}")
+    api.resume(path, device="cpu")
+    api.distill(path, **at)
+
+
+def test_a_teacher_vouches_for_records_that_do_not_say_stopped(trained: Path) -> None:
+    folder = RunFolder.open(trained)
+    lines = folder.rounds(0)
+    lines.write_bytes(lines.read_bytes().replace(b'"stop":"max rounds"', b'"stop":""'))
+    shutil.rmtree(trained / "checkpoints")
+    at = f"{records.read(lines)[0]['clock'] + 1}s"
+    refusal(lambda: api.distill(trained, at=at, device="cpu"), f"{lines} is damaged")
+
+
+def test_a_kill_between_a_teacher_and_the_last_record(tmp_path: Path, unbroken: Unbroken) -> None:
+    """The cohort has not stopped yet; it trains again, and with it its teacher goes."""
+    run = Path(shutil.copytree(unbroken(**FEW), tmp_path / "run"))
+    (run / "summary.json").unlink()
+    folder = RunFolder.open(run)
+    for cohort in (0, 1):
+        folder.checkpoints(cohort)[0].unlink()
+        records.truncate(folder.rounds(cohort), folder.numbers(folder.checkpoints(cohort)[0])["records_size"])
+    api.distill(run, at=f"{records.read(folder.rounds(0))[0]['clock'] / 2}s", device="cpu")
+    recorder = RunRecorder(folder, folder.experiment(), Callback())
+    sessions = method.open_sessions(reload_task(folder, None, None, Given(), print))
+    with recorder.training(sessions):
+        assert not any(folder.teacher(cohort).exists() for cohort in (0, 1))
+    api.resume(run, device="cpu")
+    assert small_runs.differing(run, unbroken(**FEW)) == []
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -371,6 +438,7 @@ SHAPES: dict[str, tuple[str, Any]] = {
     "model_bytes negative": ("model_bytes", -1),
     "engine missing": ("engine", None),
     "fingerprint is a list": ("fingerprint", []),
+    "identity is text": ("identity", "engine"),
     "samples are text": ("samples", {"train": "x"}),
     "cohort_model_bytes is a list": ("cohort_model_bytes", [1]),
 }
@@ -381,7 +449,7 @@ def test_the_shape_of_run_json(kind: str, run: Path) -> None:
     key, value = SHAPES[kind]
     edit(run / "run.json", lambda about: about.update({key: value}), sealed=True)
     for use in (api.load_run, api.resume, api.distill, export):
-        refusal(lambda use=use: use(run), "run.json is damaged", key)  # type: ignore[misc]
+        refusal(lambda use=use: use(run), f"run.json is damaged: {key}")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,12 @@ def make(
             records.append(folder.rounds(cohort), record | ({"snapshots": [number]} if kept else {}))
             if kept:
                 save(folder, folder.snapshot(cohort, number), cohort + number / 100, number, hour * HOUR)
+        facts = records.RunningDigest(folder.rounds(cohort)).facts
         if cohort in stopped:
-            facts = records.RunningDigest(folder.rounds(cohort)).facts
             save(folder, folder.teacher(cohort), cohort + 0.99, len(hours), hours[-1] * HOUR, **facts)
+        else:
+            checkpoint = path / "checkpoints" / f"cohort-{cohort:04d}-round-{len(hours):06d}.safetensors"
+            save(folder, checkpoint, 0.0, len(hours), hours[-1] * HOUR if hours else 0.0, **facts)
     return folder
 
 

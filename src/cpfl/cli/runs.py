@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -128,7 +129,7 @@ def export(
     path: options.RunPath,
     out: Annotated[
         Path | None,
-        options.PathOption(help="Folder to write to. Default: export/ in the run folder."),
+        options.PathOption(help="Folder to write to, outside of runs. Default: export/ in the run folder."),
     ] = None,
     onnx: Annotated[bool, typer.Option(help="Also write ONNX.")] = True,
     distillation: DistillationName = "",
@@ -139,7 +140,10 @@ def export(
     Example: cpfl export DIR --out model
     """
     from cpfl.inference.global_model import export as write
+    from cpfl.runs.folder import check_outside
 
+    if out is not None and os.path.realpath(out) != os.path.realpath(path / "export"):
+        check_outside(out / "model.json")
     written = write(path, out, distillation=distillation, onnx=onnx)
     if as_json:
         options.show_json(written)

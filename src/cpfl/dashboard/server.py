@@ -94,10 +94,12 @@ class Server(socketserver.ThreadingTCPServer):
             with self._counting:
                 self._open -= 1
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a browser that has left; anything else is a bug and is shown."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+    def handle_error(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
+        """Ignore a browser that has left, and the end of the server; anything else is a bug and is shown."""
+        # Ctrl-C while a connection is accepted closes it under the thread that answers.
+        ends = -1 in (self.fileno(), request.fileno())
+        if not (ends or isinstance(sys.exception(), ConnectionError | TimeoutError)):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cpfl.data.samples import Array, Samples, packed
+from cpfl.data.samples import Array, Samples, integers, packed
 from cpfl.errors import DataError
-
-LARGEST = 2**63 - 1  # of the integers that torch has
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,7 @@ def as_samples(x: object, y: object = None, columns: dict[str, object] | None = 
         found = label_array(y)
         if found.ndim == 0 or found.dtype.kind not in "fiub":
             raise DataError(f"labels are numbers, for each sample; these are {found.dtype} of shape {found.shape}")
-        if found.dtype.kind == "u" and found.size and found.max() > LARGEST:
-            raise DataError(f"a label is {found.max()}: labels count from 0, and {LARGEST} is the largest")
-        labels = found if found.dtype.kind == "f" else found.astype(np.int64)
+        labels = found if found.dtype.kind == "f" else integers(found, "the labels")
     ids = {name: as_array(column, name) for name, column in (columns or {}).items()}
     arrays = inputs(x)
     if isinstance(arrays, dict):
@@ -105,9 +101,7 @@ def _inputs(values: object, name: str, axes: int) -> Array:
         if not np.isfinite(found).all():
             raise DataError(f"{name} contain values that are not finite numbers")
     elif found.dtype.kind == "u" and found.dtype.itemsize > 1:  # torch has no such numbers
-        if found.size and found.max() > LARGEST:
-            raise DataError(f"{name} contain integers above {LARGEST}")
-        found = found.astype(np.int64)
+        found = integers(found, name)
     return np.require(found, requirements=["C", "W"])  # torch warns of memory that it may not write
 
 

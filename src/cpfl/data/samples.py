@@ -16,6 +16,7 @@ EXAMPLES = 5  # shared images whose positions are named
 SHORT = 16  # integers of a sample, each of which may have a range of its own
 IMAGE_AXES = 3
 ALIGNMENT = 8  # bytes: every type can be viewed from such a position
+LARGEST = 2**63 - 1  # of the integers that torch has
 
 Array = NDArray[np.generic]
 
@@ -155,3 +156,10 @@ def shared_images(sets: Mapping[str, Samples]) -> list[Overlap]:
         if shared := [(a[key], b[key]) for key in a if key in b]:
             overlaps.append(Overlap(first, second, len(shared), tuple(shared[:EXAMPLES])))
     return overlaps
+
+
+def integers(values: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """Integers and booleans as torch has them; larger ones are refused."""
+    if values.dtype.kind == "u" and values.size and values.max() > LARGEST:
+        raise DataError(f"an integer of {what} is {values.max()}: at most {LARGEST} is allowed")
+    return values.astype(np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 
 from cpfl.data import columns as files_of
 from cpfl.data import parquet
-from cpfl.data.samples import Array, Samples, packed
+from cpfl.data.samples import Array, Samples, integers, packed
 from cpfl.errors import DataError
 
 LABELS = ("label", "labels", "target", "y", "class")
@@ -114,7 +114,7 @@ def samples(
     if arrays:
         if bad := [name for name, values in arrays.items() if values.dtype.kind == "U"]:
             raise DataError(f"array '{bad[0]}' of {where} holds texts: arrays of numbers are inputs")
-        plain = {name: _plain(values) for name, values in arrays.items()}
+        plain = {name: _plain(values, f"array '{name}' of {where}") for name, values in arrays.items()}
         x, fields = (next(iter(plain.values())), ()) if len(plain) == 1 else packed(plain)
         return Samples(x, y, ids | numbers | texts, fields)
     for name, values in texts.items():
@@ -128,12 +128,12 @@ def samples(
     return Samples(table, y, ids | texts, names=tuple(numbers))
 
 
-def _plain(values: Array) -> Array:
+def _plain(values: Array, what: str) -> Array:
     """Floats of 32 or 64 bits, bytes, or integers that torch has."""
     if values.dtype.kind == "f":
         return np.ascontiguousarray(values, np.float64 if values.dtype == np.float64 else np.float32)
     signed = values.dtype.kind == "u" and values.dtype.itemsize > 1
-    return np.ascontiguousarray(values, np.int64 if signed else values.dtype)
+    return np.ascontiguousarray(integers(values, what) if signed else values)
 
 
 def _numbered(values: Array, names: tuple[str, ...], what: str) -> Array:
@@ -145,9 +145,11 @@ def _numbered(values: Array, names: tuple[str, ...], what: str) -> Array:
         if (labels == "").any():
             raise DataError(f"{what} has no label in row {int(np.argmax(labels == '')) + 1}")
         return np.asarray(np.searchsorted(np.asarray(names), labels))
-    if labels.dtype.kind == "f" and (labels != np.rint(labels)).any():
-        return np.asarray(labels.astype(np.float64))  # whether such labels have a meaning, the objective knows
-    return np.asarray(labels.astype(np.int64))
+    if labels.dtype.kind == "f":
+        numbers = labels.astype(np.float64)
+        if (numbers != np.rint(numbers)).any() or (np.abs(numbers) >= 2.0**63).any():
+            return np.asarray(numbers)  # whether such labels have a meaning, the objective knows
+    return integers(labels, what)
 
 
 def _no_number_is_a_text(values: Array, what: str) -> None:

@@ -30,6 +30,7 @@ from cpfl.deploy import _flower_internals as internals
 from cpfl.deploy.prefork import SOCKET, descendants, new_folder
 from cpfl.errors import CpflError
 from cpfl.runs import files
+from cpfl.runs.folder import check_outside
 from cpfl.task.loading import Notify
 
 HOST = "127.0.0.1"
@@ -169,6 +170,7 @@ class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
 
 def new_app(path: Path) -> Path:
     """Copy the template into a new or empty folder."""
+    check_outside(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise CpflError(f"{path} exists and is not an empty folder: choose another name")
     name = re.sub(r"[^a-z0-9-]+", "-", path.absolute().name.lower()).strip("-") or "fleet"

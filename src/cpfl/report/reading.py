@@ -153,7 +153,9 @@ class RunFacts:
         for cohort in range(len(self.about["cohorts"])):
             path, teacher = self.folder.rounds(cohort), self.folder.teacher(cohort)
             if self.summary and teacher.is_file():  # models may have been deleted to save disk
-                records.check(self.folder.path, path, self.folder.numbers(teacher), whole=True)
+                facts = self.folder.numbers(teacher)
+                records.check(self.folder.path, path, facts, whole=True)
+                records.check(self.folder.path, self.folder.evaluations(), facts, what="evaluations")
             found.append(CohortHistory().extend(records.read(path), path))
         return found
 

@@ -91,8 +91,8 @@ def check_shape(path: Path, shape: type[BaseModel], tree: object) -> None:
         shape.model_validate(tree)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(map(str, first["loc"])) or "it"
-        reason = f"it lacks {key}" if first["type"] == "missing" else f"{key}: {first['msg']}"
+        key, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        reason = f"it lacks {key}" if first["type"] == "missing" else f"{key}: {said}" if key else said
         raise DamagedError(f"{path} is damaged: {reason}") from None
 
 

@@ -23,7 +23,7 @@ import platform
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -39,7 +39,8 @@ from cpfl.settings.types import is_text
 from cpfl.user_files import check_readable, expanded
 
 SCHEMA = 3
-IDENTITY = ("experiment_checksum", "engine", "fingerprint", "start")  # of run.json: what makes a run this one
+# Of run.json: what makes a run this one. It names them itself; those of results/ are older and have the first four.
+IDENTITY = ("experiment_checksum", "engine", "fingerprint", "start", "cohorts", "label_counts")
 READERS = {1: "install cpfl 0.1 to read it", 2: "begin a new run: cpfl run {}/experiment.toml --out NEW"}
 FOLDERS = ("rounds", "models", "snapshots", "checkpoints", "distillations")
 
@@ -82,6 +83,7 @@ class About(BaseModel):
     samples: dict[str, Count]
     cohorts: Annotated[list[list[Count]], Field(min_length=1)]
     label_counts: list[list[int] | None]
+    identity: list[str] = list(IDENTITY[:4])
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -114,7 +116,7 @@ class RunFolder:
         settings = experiment_file.to_toml(experiment).encode()
         files.write_atomic(path / "experiment.toml", settings)
         digest = hashlib.sha256(settings).hexdigest()
-        tree = {"schema": SCHEMA, "versions": versions(), **about, "experiment_checksum": digest}
+        tree = {"schema": SCHEMA, "versions": versions(), **about, "experiment_checksum": digest, "identity": IDENTITY}
         # run.json comes last: a folder without it never became a run.
         files.write_json(path / "run.json", {**tree, "checksum": files.checksum(tree)})
         return folder
@@ -128,11 +130,10 @@ class RunFolder:
         with files.explained(path):
             taken = path.exists() and not (path.is_dir() and all(map(_is_leftover, path.iterdir())))
             longest = os.pathconf(next(p for p in path.absolute().parents if p.is_dir()), "PC_NAME_MAX")
-        for above in expanded(path, "out").absolute().parents:
-            if (above / "run.json").is_file():
-                raise RunFolderError(f"{path} lies in the run folder {above}: choose a folder outside of it")
+        check_outside(path)
         if taken:
-            raise RunFolderError(f"{path} exists and is not an empty folder: choose another folder, or cpfl resume it")
+            remedy = "cpfl resume it" if (path / "run.json").is_file() else "move it away"
+            raise RunFolderError(f"{path} exists and is not an empty folder: choose another folder, or {remedy}")
         if any(len(os.fsencode(part)) > longest for part in path.parts):
             raise RunFolderError(f"cannot write {path}: a name in it is longer than {longest} bytes")
 
@@ -225,11 +226,11 @@ class RunFolder:
             self._about = tree
         return self._about
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """What its files carry, so that those of another run are noticed; equal runs have the same one."""
         about = self.about()
-        return files.checksum({key: about.get(key) for key in IDENTITY})
+        return files.checksum({key: about.get(key) for key in about.get("identity", IDENTITY[:4])})
 
     def save(self, path: Path, tensors: State, numbers: Mapping[str, Any], lasting: bool = True) -> str:
         """Write tensors and numbers as a file of this run; its checksum."""
@@ -302,6 +303,13 @@ class RunFolder:
         results = results or self.path
         summary = read_summary(results / "summary.json", self.identity)
         return self.load(results / "models" / "global.safetensors", summary["model_checksum"])[0]
+
+
+def check_outside(path: Path) -> None:
+    """Refuse a path in a run folder, also one through a link: all that is there is the run's."""
+    for above in Path(os.path.realpath(expanded(path, "out"))).parents:
+        if (above / "run.json").is_file():
+            raise RunFolderError(f"{path} lies in the run folder {above}: choose a folder outside of it")
 
 
 def _is_leftover(path: Path) -> bool:

@@ -50,7 +50,8 @@ class Teachers:
 def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequence[Session] = ()) -> Teachers:
     """The models that these settings select; those of stopped `sessions` are taken from memory."""
     about = folder.about()
-    lines = [_records(folder, cohort) for cohort in range(len(about["cohorts"]))]
+    found = [_records(folder, cohort) for cohort in range(len(about["cohorts"]))]
+    lines = [line for line, _ in found]
     evaluations = records.read_sealed(folder.evaluations(), folder.identity)
     stops = [_stopped(cohort, line, evaluations) for cohort, line in enumerate(lines)]
     clocks = [line[-1]["clock"] if line else 0.0 for line in lines]
@@ -60,6 +61,11 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
         raise RunFolderError(
             f"cohort {behind[0]} of {folder.path} has trained for {clocks[behind[0]] / 3600:.2f} h and not stopped: "
             f"its model at {moment / 3600:.2f} h does not exist yet; wait, or choose an earlier time"
+        )
+    if doubtful := [cohort for cohort, (line, sure) in enumerate(found) if line and not sure]:
+        raise RunFolderError(
+            f"no checkpoint vouches for {folder.rounds(doubtful[0])}: if the run is training, wait for one, else "
+            f"cpfl resume {folder.path}, which trains the cohort again"
         )
     chosen: dict[int, Path | State] = {}
     for cohort, stop in enumerate(stops):
@@ -105,19 +111,23 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
     )
 
 
-def _records(folder: RunFolder, cohort: int) -> list[dict[str, Any]]:
-    """A cohort's records; its teacher or its newest checkpoint says whether they and the evaluations are sound."""
+def _records(folder: RunFolder, cohort: int) -> tuple[list[dict[str, Any]], bool]:
+    """A cohort's records, and whether anything vouches for them and the evaluations: its teacher or its newest
+    checkpoint."""
     path, facts = folder.rounds(cohort), _newest_checkpoint(folder, cohort)  # before records: they may be growing
     lines = records.read(path)
     if not all(type(line.get(key)) in kinds for line in lines for key, kinds in USED.items()):
         raise DamagedError(f"{path} is damaged: a line lacks {', '.join(USED)}, or has them in another type")
-    stopped = bool(lines and lines[-1]["stop"])
-    if stopped or (folder.path / "summary.json").is_file():
-        facts = folder.numbers(folder.teacher(cohort))
+    stopped = bool(lines and lines[-1]["stop"]) or (folder.path / "summary.json").is_file()
+    if stopped or folder.teacher(cohort).is_file():
+        last = folder.numbers(folder.teacher(cohort))
+        # It is written before its cohort's last record, and a kill may come between them.
+        stopped = stopped or bool(lines and lines[-1]["round"] >= last["round"])
+        facts = last if stopped else facts
     if facts:
         records.check(folder.path, path, facts, whole=stopped)
         records.check(folder.path, folder.evaluations(), facts, what="evaluations")
-    return lines
+    return lines, bool(facts)
 
 
 def _newest_checkpoint(folder: RunFolder, cohort: int) -> dict[str, Any]:

@@ -190,9 +190,12 @@ def restore(folder: RunFolder, session: Session) -> tuple[float, list[str], int]
             model, stored = _teacher(session)
             facts = {key: value for key, value in numbers.items() if key.endswith(FACTS)}
             folder.save(folder.teacher(session.cohort), model, {**stored, **facts})
+        else:
+            folder.teacher(session.cohort).unlink(missing_ok=True)  # of rounds that are run again
         return (
             numbers["wall_seconds"],
             damaged,
             records.truncate(folder.rounds(session.cohort), numbers["records_size"]),
         )
+    folder.teacher(session.cohort).unlink(missing_ok=True)
     return 0.0, damaged, records.truncate(folder.rounds(session.cohort), 0)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,8 @@ from cpfl.settings.types import Section, is_text
 from cpfl.user_files import check_readable, expanded
 
 MAX_BYTES = 1 << 24  # of an experiment file
+# A key of so many parts: the time and memory that tomllib needs grow with their square. Settings have 34 at most.
+DEEP_KEY = re.compile(r"""(?<![\w\\-])(?:(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}""")
 _ARGS_OF = ("objective", "client", "server", "selection", "lr_schedule", "rule", "aggregation", "weights", "loss")
 
 
@@ -63,7 +66,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         return tomllib.loads(resources.files("cpfl.presets").joinpath(f"{text}.toml").read_text())
     try:
         check_readable(Path(text), MAX_BYTES)
-        return tomllib.loads(Path(text).read_text(encoding="utf-8-sig"))
+        return _parsed(Path(text).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingError(f"cannot read the experiment {text}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -72,6 +75,12 @@ def _read(source: str | Path) -> dict[str, Any]:
         raise SettingError(f"{text} is not valid TOML: {first_line(error)}") from None
     except (ValueError, RecursionError):  # a number of 5,000 digits, a thousand brackets
         raise SettingError(f"{text} is not valid TOML: its numbers are too long or its tables too deep") from None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    if DEEP_KEY.search(text):
+        raise RecursionError
+    return tomllib.loads(text)
 
 
 def presets() -> list[str]:
@@ -178,7 +187,7 @@ def parse_list(text: str) -> list[Any]:
 
 def _value(text: str) -> Any:
     try:
-        tree = tomllib.loads(f"v = {text}")
+        tree = _parsed(f"v = {text}")
     except tomllib.TOMLDecodeError:
         return text
     except (ValueError, RecursionError):  # a number of 5,000 digits, a thousand brackets

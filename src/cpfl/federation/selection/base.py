@@ -1,5 +1,6 @@
 """What a selection rule is, what it knows of clients, and the two plain rules; those of papers are in guided.py."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,8 +44,16 @@ class CohortInfo:
         return local_training.steps(self.federation, int(self.sizes[client]))
 
     def compute_seconds(self, client: int, steps: int) -> float:
-        """Virtual seconds of so many steps."""
-        return self.fleet.training_seconds(client, steps, self.federation.batch_size)
+        """Virtual seconds of so many steps: of whole batches, as in the paper, also where a batch is short."""
+        size = self.federation.batch_size
+        if size > self._largest:  # nobody has a whole batch: a step takes all samples of a client
+            size = int(self.sizes[client])
+        return self.fleet.training_seconds(client, steps, size)
+
+    @cached_property
+    def _largest(self) -> float:
+        """Samples of the largest client, if they are known."""
+        return float(self.sizes.max(initial=0)) or math.inf
 
     @property
     def sent_bytes(self) -> int:
