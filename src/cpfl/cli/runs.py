@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,10 +139,7 @@ def export(
     Example: cpfl export DIR --out model
     """
     from cpfl.inference.global_model import export as write
-    from cpfl.runs.folder import check_outside
 
-    if out is not None and os.path.realpath(out) != os.path.realpath(path / "export"):
-        check_outside(out / "model.json")
     written = write(path, out, distillation=distillation, onnx=onnx)
     if as_json:
         options.show_json(written)

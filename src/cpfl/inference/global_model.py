@@ -22,7 +22,7 @@ from cpfl.models.adapter import Inputs, adapted, mapped
 from cpfl.objectives.base import Objective, objective
 from cpfl.objectives.classes import Classification
 from cpfl.runs import files
-from cpfl.runs.folder import RunFolder
+from cpfl.runs.folder import RunFolder, check_outside
 from cpfl.runs.outcome import read_summary
 from cpfl.settings import GIVEN, Experiment, Model
 from cpfl.task.task import UserModel, user_model_factory
@@ -122,6 +122,8 @@ def export(
     module, about = load_global(Path(path), model, distillation)
     own = expanded(Path(path), "the run folder")
     where = expanded(Path(out), "out") if out is not None else own / "export"
+    if os.path.realpath(where) != os.path.realpath(own / "export"):
+        check_outside(where / "model.json")
     if onnx and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
         raise CpflError("ONNX needs two more packages: pip install 'cpfl[onnx]', or set onnx = False")
     program = _onnx(module, example_inputs(about, 2)) if onnx else b""  # before anything is written: it may fail
