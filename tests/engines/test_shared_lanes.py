@@ -132,6 +132,14 @@ def test_little_memory_is_used_by_one_after_the_other(
         same(run, alone(run, tmp_path / f"alone-{run.path.name}"))
 
 
+def test_processes_take_runs_from_one_queue(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"engine": "lanes", "device": "cpu"}
+    runs = cpfl.sweep("digits", cohorts=[1, 3], seeds=[90, 91], settings=SMALL, jobs=2, out=tmp_path / "s", **common)
+    assert len(runs) == 4
+    for run in (runs[0], runs[-1]):
+        same(run, alone(run, tmp_path / f"alone-{run.path.name}"))
+
+
 def test_models_with_other_frozen_numbers_have_lanes_of_their_own(made: type[Counted], tmp_path: Path) -> None:
     """They are drawn by the seed, and lanes hold them once."""
 

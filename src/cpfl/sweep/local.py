@@ -18,7 +18,7 @@ import torch
 
 from cpfl.engines.create import resolve_engine, torch_device
 from cpfl.engines.lanes.shared import RunEngine
-from cpfl.errors import RunFolderError
+from cpfl.errors import CpflError, RunFolderError
 from cpfl.runs.folder import RunFolder
 from cpfl.settings import Experiment
 from cpfl.sweep.callback import RunProgress, SweepCallback
@@ -69,9 +69,11 @@ def lanes_for(group: Group, common: Mapping[str, Any], notify: Callable[[str], N
     begun = [RunFolder.open(path).engine() for path, _ in group if (path / "run.json").is_file()]
     if any(engine != "lanes" for engine in begun):
         return None
-    train, test, public = (common.get(key) for key in ("train", "test", "public"))
-    given = given_arrays(train, test, public, first)
-    task = load_task(first, common.get("data"), common.get("model"), given, lambda text: None)
+    try:
+        given = given_arrays(common.get("train"), common.get("test"), common.get("public"), first)
+        task = load_task(first, common.get("data"), common.get("model"), given, lambda text: None)
+    except CpflError:  # each run says what is wrong with it
+        return None
     return device if resolve_engine(name, task, device, notify) == "lanes" else None
 
 

@@ -49,7 +49,7 @@ def sweep(
     out
         The folder of all runs. Finished runs in it are kept, interrupted ones are resumed.
     jobs
-        Runs at the same time, one process each.
+        Processes, each of which makes one run after the other, or several side by side in lanes.
     common
         Arguments of `cpfl.run`, for all runs.
 
