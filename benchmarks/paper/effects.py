@@ -109,7 +109,7 @@ def averaged(redistill: Redistillation) -> Train:
     """The mean of the student's weights over the ends of its last epochs."""
 
     def train(student: nn.Module, *others: Any) -> list[EpochRecord]:
-        *others_before, accuracy, on_epoch = others
+        *others_before, accuracy, on_epoch, pause = others
         ends: list[State] = []
 
         def recorded(module: nn.Module) -> float:
@@ -117,7 +117,7 @@ def averaged(redistill: Redistillation) -> Train:
             del ends[:-LAST]
             return float(accuracy(module))
 
-        epochs = plain(student, *others_before, recorded, on_epoch)
+        epochs = plain(student, *others_before, recorded, on_epoch, pause)
         mean = RunningMean()
         for state in ends:
             mean.add(state, 1.0)
