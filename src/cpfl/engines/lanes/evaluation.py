@@ -15,8 +15,8 @@ from torch import Tensor
 
 from cpfl.engines.lanes.batch_schedule import EMPTY, ClientRound
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer, download, upload
+from cpfl.engines.lanes.graphs import captured
 from cpfl.engines.lanes.member import Member, ServerKey
-from cpfl.engines.lanes.step import captured
 from cpfl.errors import DivergedError
 from cpfl.federation import local_training
 from cpfl.federation.messages import AlgorithmState, RoundRequest

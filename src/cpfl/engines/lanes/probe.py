@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cpfl import models
+from cpfl.engines.lanes.graphs import captured
 from cpfl.engines.lanes.model import LaneModel
-from cpfl.engines.lanes.step import captured
 from cpfl.errors import ModelError, first_line
 from cpfl.kernels import batch_norm
 from cpfl.models.adapter import Inputs, mapped, part, size

@@ -4,28 +4,20 @@ Axes: L lanes, B batch, P parameters, Q running statistics of BatchNorm, N cohor
 entries that stay empty.
 """
 
-import functools
-import gc
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from cpfl.engines.lanes.batch_schedule import EMPTY
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer
+from cpfl.engines.lanes.graphs import captured, faster
 from cpfl.federation.optimizers.base import ClientState, Step
 
-WARM_UPS = 3
 STAGED = 16  # clients that are taken in or collected at once
 STAGED_OF_COHORT = 32  # clients of one cohort that are collected at once
 MANY_OF_COHORT = 4  # from so many on they are collected at once
-MANY_ENGINES = 10_000  # a sweep has one for every run
-
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
 
 Entry = tuple[int, int, int, float, float, int]
 """A staged client: its lane, its cohort's slot, the client, its learning rate or weight, the weight of its running
@@ -211,42 +203,3 @@ class Lanes:
         self.losses_L[: self.count].add_(losses_L.detach())
         if squared_L is not None:
             self.squared_losses_L[: self.count].add_(squared_L)
-
-
-def faster(work: Callable[Params, Result]) -> Callable[Params, Result]:
-    """The work, compiled; anew for every engine of a process, where torch would leave the ninth uncompiled."""
-    import torch._dynamo  # takes seconds, and only who compiles needs it
-
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MANY_ENGINES
-    # Sums are split by rule, not by timing, which differs between processes: a run repeats bit by bit.
-    return torch.compile(work, dynamic=False, options={"deterministic": True})
-
-
-@functools.cache
-def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
-    """Always the same one: cuBLAS keeps 32 MiB for good for every stream that it has seen."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """The same work as a CUDA graph: one launch instead of hundreds. Elsewhere the work itself."""
-    if device.type != "cuda":
-        return work
-    side = _warm_up_stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's remarks on itself
-        for _ in range(WARM_UPS):
-            work()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
-    gc.disable()  # graphs of an engine that is gone, freed during a capture, would break it
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a capture which fails is empty
-            with torch.cuda.graph(graph):
-                work()
-    finally:
-        if collects:
-            gc.enable()
-    return graph.replay
