@@ -1,4 +1,4 @@
-"""The same work as a graph: compiled, or captured as one launch on a GPU."""
+"""The same work as a graph: compiled, or captured as one launch on a GPU; recorded on a CPU."""
 
 import functools
 import gc
@@ -52,3 +52,29 @@ def captured(work: Callable[[], None], device: torch.device) -> Callable[[], Non
         if collects:
             gc.enable()
     return graph.replay
+
+
+def recorded(work: Callable[..., Result]) -> Callable[..., Result]:
+    """The same operations in the same order, found in the first call and repeated in all others.
+
+    For a small model, what vmap and autograd do between operations takes longer than these. Inputs are tensors of the
+    same shapes in every call; `work` may differentiate, the results need no gradient.
+    """
+    found: list[Callable[..., Result]] = []
+
+    def repeat(*inputs: object) -> Result:
+        if not found:
+            found.append(_recording(work, inputs))
+        return found[0](*inputs)
+
+    return repeat
+
+
+def _recording(work: Callable[..., Result], inputs: tuple[object, ...]) -> Callable[..., Result]:
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes a moment, and only lanes on a CPU need it
+
+    try:
+        graph: Callable[..., Result] = make_fx(work)(*inputs)
+    except Exception:  # what cannot be recorded, vmap may still do; what fails, fails again and says why
+        return work
+    return torch.no_grad()(graph)
