@@ -154,6 +154,23 @@ def test_models_with_other_frozen_numbers_have_lanes_of_their_own(made: type[Cou
         same(run, cpfl.run(run.experiment, out=tmp_path / f"alone-{run.path.name}", **common))
 
 
+class Listener(SweepCallback):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def on_message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def test_settings_that_keep_runs_apart_are_named(made: type[Counted], tmp_path: Path) -> None:
+    listener, over = Listener(), {"federation.batch_size": [10, 20], "federation.lr": [0.05, 0.1]}
+    common: dict[str, Any] = {"engine": "lanes", "device": "cpu", "settings": SMALL | {"max_rounds": 1}}
+    cpfl.sweep("digits", cohorts=[1], over=over, out=tmp_path / "s", callback=listener, **common)
+    assert made.made == 2
+    told = [text for text in listener.messages if "groups" in text]
+    assert told == ["the runs train in 2 groups, since lanes are shared by runs with the same federation.batch_size"]
+
+
 class Stopper(SweepCallback):
     """Ctrl-C in the midst of a run's training, or of its distillation."""
 

@@ -1,6 +1,7 @@
 """The runs of a sweep on this machine, in this process or in several."""
 
 import contextlib
+import json
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -23,6 +24,7 @@ from cpfl.engines.workers.shared import SharedWorkers
 from cpfl.errors import CpflError, RunFolderError
 from cpfl.runs.folder import RunFolder
 from cpfl.settings import Experiment
+from cpfl.settings.effects import leaves
 from cpfl.sweep.callback import RunProgress, SweepCallback
 from cpfl.sweep.one_run import End, Work, run_or_resume
 from cpfl.sweep.side_by_side import SideBySide, Take
@@ -31,6 +33,7 @@ from cpfl.task.task import Task
 
 KILLED = "a process of the sweep was killed during this run: the same command resumes it"
 WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP reads it when a process starts
+MOST_SHOWN = 4  # settings in a message
 POLL_SECONDS = 0.25  # at most, between two calls of on_wait
 
 Group = Sequence[tuple[Path, Experiment]]
@@ -38,7 +41,9 @@ Group = Sequence[tuple[Path, Experiment]]
 
 def run_here(work: Work, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
     """All runs in this process."""
-    for group in groups(work, common):
+    parts = groups(work, common)
+    _tell(parts, common, callback)
+    for group in parts:
         make_runs(group, partial(next, iter(group), None), common, callback, end)
 
 
@@ -51,6 +56,18 @@ def groups(work: Work, common: Mapping[str, Any]) -> list[list[tuple[Path, Exper
     for path, experiment in work.items():
         found.setdefault(common_settings(experiment), []).append((path, experiment))
     return list(found.values())
+
+
+def _tell(parts: Sequence[Group], common: Mapping[str, Any], callback: SweepCallback) -> None:
+    """Say which settings keep runs from sharing lanes."""
+    if len(parts) > 1 and uses_lanes(common):
+        kept = [leaves(json.loads(common_settings(group[0][1]))) for group in parts]
+        names = dict.fromkeys(name for one in kept for name in one)
+        differ = [name for name in names if any(one.get(name) != kept[0].get(name) for one in kept)]
+        shown = ", ".join(differ[:MOST_SHOWN]) + (" and others" if len(differ) > MOST_SHOWN else "")
+        callback.on_message(
+            f"the runs train in {len(parts)} groups, since lanes are shared by runs with the same {shown}"
+        )
 
 
 def make_runs(group: Group, take: Take, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
@@ -83,6 +100,12 @@ def uses_workers(common: Mapping[str, Any]) -> bool:
     return name in ("auto", "workers") and torch_device(common["cluster"].device, name).type == "cpu"
 
 
+def uses_lanes(common: Mapping[str, Any]) -> bool:
+    """The same for the engine lanes."""
+    name = common.get("engine", "auto")
+    return name == "lanes" or (name == "auto" and torch_device(common["cluster"].device, name).type == "cuda")
+
+
 def shared_engine(group: Group, common: Mapping[str, Any], notify: Callable[[str], None]) -> SharedEngine | None:
     """The engine that these runs can share; None: there is none."""
     experiments = [experiment for _, experiment in group]
@@ -94,10 +117,10 @@ def shared_engine(group: Group, common: Mapping[str, Any], notify: Callable[[str
         if workers == 1 or not can_fork() or begun - {"workers"}:
             return None
         return SharedWorkers(workers, lambda task, pool: worker_engine(task, pool=pool))
+    if begun - {"lanes"} or not uses_lanes(common):
+        return None
     name = common.get("engine", "auto")
     device = torch_device(common["cluster"].device, name)
-    if begun - {"lanes"} or name not in ("auto", "lanes") or (name == "auto" and device.type != "cuda"):
-        return None
     try:
         given = given_arrays(common.get("train"), common.get("test"), common.get("public"), experiments[0])
         task = load_task(experiments[0], common.get("data"), common.get("model"), given, lambda text: None)
@@ -111,6 +134,7 @@ def shared_engine(group: Group, common: Mapping[str, Any], notify: Callable[[str
 def run_in_processes(work: Work, jobs: int, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
     """All runs in so many processes. The runs of a process that is killed count as failed."""
     parts = groups(work, common)
+    _tell(parts, common, callback)
     waiting = [deque(group) for group in parts]
     context = multiprocessing.get_context("spawn")  # torch does not survive a fork
     with contextlib.ExitStack() as stack:
