@@ -16,7 +16,7 @@ from tests.visits import IN_A_BROWSER, Visit, browser
 import cpfl
 from cpfl.report import writing as pages
 from cpfl.report.content import content
-from cpfl.report.reading import find_runs
+from cpfl.runs.finding import find_runs
 
 pytestmark = IN_A_BROWSER
 __all__ = ["browser"]  # a fixture

@@ -16,8 +16,8 @@ from small_runs import reseal
 import cpfl
 from cpfl.report.cohort_figures import thinned
 from cpfl.report.content import all_figures, content
-from cpfl.report.reading import find_runs
 from cpfl.runs import records
+from cpfl.runs.finding import find_runs
 
 Summaries = dict[tuple[int, int], dict[str, Any]]
 Change = Callable[[Path, Callable[[dict[str, Any]], None]], None]

@@ -12,7 +12,7 @@ from small_runs import reseal
 
 import cpfl
 from cpfl.report.content import all_figures, content
-from cpfl.report.reading import find_runs
+from cpfl.runs.finding import find_runs
 from cpfl.settings.types import hours
 from cpfl.sweep.redistill import moments
 

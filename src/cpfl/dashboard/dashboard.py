@@ -11,8 +11,9 @@ from cpfl.dashboard.live import COMPARED, drawn_live, live
 from cpfl.errors import CpflError
 from cpfl.report.content import Tree, content_of
 from cpfl.report.groups import group
-from cpfl.report.reading import find_runs, shown
+from cpfl.report.reading import shown
 from cpfl.report.writing import fresh, render
+from cpfl.runs.finding import find_runs
 
 MOST = 8 << 20  # bytes of records that one update reads; the next one reads on
 INTERVAL = 1.0  # seconds between two updates, at least

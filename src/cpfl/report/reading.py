@@ -1,16 +1,15 @@
 """Read run folders for a report: settings, outcome, cohorts, later distillations; round records only when needed."""
 
-import errno
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cpfl.errors import CpflError, DamagedError, RunFolderError, one_sentence
+from cpfl.errors import CpflError, DamagedError, one_sentence
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.outcome import LARGEST, read_summary
@@ -20,7 +19,6 @@ from cpfl.settings.types import hours
 EVALUATED = ("round", "cpu_hours", "accuracy")  # numbers of every line of evaluations.jsonl
 SHARED = ("cohorts", "cpu_budgets")  # lists of such a line: which cohorts may spend how much
 LONGEST = 2048  # points of a curve: more than a screen is wide
-DEPTH = 2  # levels below a folder at which its runs are found
 # What reading a damaged folder may raise; all but the first two come from valid JSON of another shape.
 READ_ERRORS = (CpflError, OSError, KeyError, TypeError, IndexError, AttributeError, ValueError, ArithmeticError)
 Point = tuple[float, float]  # virtual hours, loss
@@ -194,33 +192,6 @@ class RunFacts:
         if self.summary:
             return "finished"
         return f"{sum(bool(history.stop) for history in self.histories)} of {len(self.histories)} cohorts stopped"
-
-
-def find_runs(root: Path) -> list[Path]:
-    """All run folders at or below a folder, at most two levels down."""
-    if not os.path.isdir(root):
-        raise RunFolderError(f"there is no folder {root}")
-    return sorted(_runs(root, DEPTH))
-
-
-def _runs(folder: Path, depth: int) -> Iterator[Path]:
-    """Run folders, and folders that cannot be read: they may be runs."""
-    try:
-        (folder / "run.json").stat()
-        yield folder
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError:
-        yield folder
-    if depth:
-        try:
-            below = [name for name in os.listdir(folder) if os.path.isdir(folder / name)]
-        except OSError as error:  # it vanished, or it is one that was named already
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise
-            below = []
-        for name in below:
-            yield from _runs(folder / name, depth - 1)
 
 
 def read(path: Path) -> RunFacts:

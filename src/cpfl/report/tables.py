@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cpfl.errors import printable
-from cpfl.report.reading import READ_ERRORS, damage, find_runs, read
+from cpfl.report.reading import READ_ERRORS, damage, read
 from cpfl.report.style import ACCURACY, FIGURES, Row
+from cpfl.runs.finding import find_runs
 
 WIDE = 108  # characters of a terminal that shows every column
 WASTED = "wasted_cpu_hours"

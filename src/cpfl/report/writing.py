@@ -20,8 +20,8 @@ from cpfl.errors import RunFolderError
 from cpfl.report import style
 from cpfl.report.advice import MAX_DROP, check_max_drop
 from cpfl.report.content import Tree, all_figures, content
-from cpfl.report.reading import find_runs
 from cpfl.runs import files
+from cpfl.runs.finding import find_runs
 from cpfl.user_files import expanded
 
 FIGURES = "figures"
