@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cpfl.api import Run, distill, load_run, resume, run
+    from cpfl.bound import bound
     from cpfl.callbacks import Callback
     from cpfl.cohorts.base import CohortAssignment
     from cpfl.distillation.objective import DistillationLoss, TeacherAggregation, TeacherWeights
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Callback", "ClientOptimizer", "CohortAssignment", "CpflError", "DistillationLoss", "Engine", "Experiment",
     "Objective", "Run", "Selection", "ServerOptimizer", "StoppingRule", "TeacherAggregation", "TeacherWeights",
-    "distill", "export", "load_experiment", "load_run", "redistill", "report", "resume", "run", "sweep",
+    "bound", "distill", "export", "load_experiment", "load_run", "redistill", "report", "resume", "run", "sweep",
 ]  # fmt: skip
 _NAMES = {
     "cpfl.api": ("Run", "distill", "load_run", "resume", "run"),
+    "cpfl.bound": ("bound",),
     "cpfl.callbacks": ("Callback",),
     "cpfl.cohorts.base": ("CohortAssignment",),
     "cpfl.distillation.objective": ("DistillationLoss", "TeacherAggregation", "TeacherWeights"),
@@ -67,7 +69,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `cpfl.sweep` and `cpfl.report` functions when the packages of these names are imported."""
+    """Keeps `cpfl.bound`, `cpfl.report` and `cpfl.sweep` functions when packages of these names are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, ModuleType) and name in _MODULES):

@@ -32,6 +32,12 @@ count-noise    cohort                     the noise on a simulated cohort's labe
 letters        – (seed 0)                 the built-in public set: letter, slant, size and weight of every image
 grain          set (seed 0)               the grain of digits-grainy, train (0) and test (1), and of letters-grainy (2)
 distill        epoch                      permutation of the public images
+target         –                          the bound: which half of the test set trains, and which half measures
+half           client                     the bound: the two halves of a client's training samples
+domain         client, half               the bound: a domain classifier's batches: of the client, then of the target
+domain-model   client, half               one integer below 2**63: the torch seed of a domain classifier that draws
+joint          half, epoch                the bound: permutation of the samples of a joint model
+joint-model    half                       one integer below 2**63: the torch seed of a joint model that draws
 """
 
 import zlib
