@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from cpfl.cli import data, deploy, experiment, machine, report, runs, streams, sweeps
+from cpfl.cli import bound, data, deploy, experiment, machine, report, runs, streams, sweeps
 from cpfl.errors import CpflError, one_sentence
 
 INTERRUPTED = 130
@@ -47,6 +47,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": machine.bench,
     "report": report.report,
     "dashboard": report.dashboard,
+    "bound": bound.bound,
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
