@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+import cpfl
 from cpfl.bound.divergence import label_distance, proxy_a_distance
 from cpfl.bound.hoeffding import check_delta, hoeffding
 from cpfl.bound.risk import losses, with_classes
@@ -71,6 +74,19 @@ def test_scalar_weights() -> None:
     hidden = np.array([[10, 0, 5], [20, 30, 35], [HIDDEN] * 3])
     assert scalar_weights(labels, hidden, [0, 1, 2]) == pytest.approx([0.15 * 2 / 3, 0.85 * 2 / 3, 1 / 3])
     assert scalar_weights(labels, hidden[2:], [0]) == pytest.approx([1])
+
+
+class Extrapolated(cpfl.TeacherWeights):
+    """Weights that leave the range of averages."""
+
+    def weights(self, counts_NC: np.ndarray[Any, Any], known_N: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.stack([np.full(counts_NC.shape[1], 1.5), np.full(counts_NC.shape[1], -0.5)])
+
+
+def test_a_negative_weight_is_refused() -> None:
+    settings = Distillation(weights=f"{__name__}:Extrapolated")
+    with pytest.raises(SettingError, match=r"gives a cohort the weight -0\.5: the bound needs weights of at least 0"):
+        scalar_weights(settings, np.ones((2, 3), np.int64), [0, 1])
 
 
 def test_losses_are_shares_of_wrong_items() -> None:

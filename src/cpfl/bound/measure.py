@@ -88,7 +88,7 @@ def measure(
 
 
 def _risk_on_target(domains: Domains, module: nn.Module) -> float:
-    return domains.target.losses(module, domains.test).mean().item()
+    return float(domains.target.losses(module, domains.test).mean())
 
 
 def _student(folder: RunFolder, task: Task, precision: Precision) -> nn.Module:
