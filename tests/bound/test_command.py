@@ -111,6 +111,17 @@ def test_bad_input(runs: Path, unfinished: Path, tmp_path: Path, cpfl_command: C
         cpfl.bound(damaged)
 
 
+def test_a_cohort_that_was_left_out_is_no_source(tmp_path: Path) -> None:
+    """With a quorum and unfinished = drop, the global model may have fewer teachers than there are cohorts."""
+    words = [word for setting in SMALL for word in ("--set", setting)]
+    words += ["--set", "cohorts=3", "--set", "distillation.quorum=0.3", "--set", "distillation.unfinished=drop"]
+    call("run", "digits", *words, "--out", "run", cwd=tmp_path).good()
+    run = cpfl.load_run(tmp_path / "run")
+    assert len(run.summary["teachers"]) == 1
+    (one,) = cpfl.bound(run.path, divergence="labels").runs
+    assert one.cohort_risk == one.global_risk == pytest.approx(1 - run.summary["student_accuracy"] / 100, abs=1e-6)
+
+
 def test_own_arrays(tmp_path: Path) -> None:
     """A model and arrays of one's own are given again; one client is the whole federation."""
     rng = np.random.default_rng(1)
