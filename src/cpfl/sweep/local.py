@@ -135,24 +135,27 @@ def run_in_processes(work: Work, jobs: int, common: Mapping[str, Any], callback:
     """All runs in so many processes. The runs of a process that is killed count as failed."""
     parts = groups(work, common)
     _tell(parts, common, callback)
-    waiting = [deque(group) for group in parts]
+    queues = [shares(part, jobs, common) for part in parts]  # by group and process
     context = multiprocessing.get_context("spawn")  # torch does not survive a fork
     with contextlib.ExitStack() as stack:
         if WAIT_POLICY not in os.environ:  # threads that spin while they wait would slow the other processes
             os.environ[WAIT_POLICY] = "PASSIVE"
             stack.callback(os.environ.pop, WAIT_POLICY)
-        processes: dict[Connection, tuple[Any, set[Path]]] = {}  # with the runs that each has begun
+        processes: dict[Connection, tuple[Any, int, set[Path]]] = {}  # with their numbers, and the runs each has begun
         try:
-            while any(waiting) or processes:
-                while any(waiting) and len(processes) < jobs:
-                    ours, theirs = context.Pipe()
-                    process = context.Process(target=_serve, args=(theirs, parts, dict(common)))
-                    process.start()
-                    theirs.close()
-                    processes[ours] = process, set()
+            while True:
+                for number in set(range(jobs)) - {number for _, number, _ in processes.values()}:
+                    if any(queue[number] for queue in queues):
+                        ours, theirs = context.Pipe()
+                        process = context.Process(target=_serve, args=(theirs, parts, dict(common)))
+                        process.start()
+                        theirs.close()
+                        processes[ours] = process, number, set()
+                if not processes:
+                    break
                 for pipe in multiprocessing.connection.wait(list(processes), POLL_SECONDS):
                     assert isinstance(pipe, Connection)
-                    process, runs = processes[pipe]
+                    process, number, runs = processes[pipe]
                     try:
                         kind, *facts = pipe.recv()
                     except (EOFError, ConnectionResetError):
@@ -162,7 +165,7 @@ def run_in_processes(work: Work, jobs: int, common: Mapping[str, Any], callback:
                             end(path, RunFolderError(f"{path}: {KILLED}"))
                         continue
                     if kind == "take":
-                        queue = waiting[facts[0]]
+                        queue = queues[facts[0]][number]
                         taken = queue.popleft() if queue else None
                         runs |= {taken[0]} if taken else set()
                         with contextlib.suppress(OSError):  # it was killed: the next reading says so
@@ -174,9 +177,21 @@ def run_in_processes(work: Work, jobs: int, common: Mapping[str, Any], callback:
                         getattr(callback, kind)(*facts)
                 callback.on_wait()
         except BaseException:  # neither start nor finish other runs: they can be resumed
-            for process, _ in processes.values():
+            for process, _, _ in processes.values():
                 process.terminate()
             raise
+
+
+def shares(group: Group, jobs: int, common: Mapping[str, Any]) -> list[deque[tuple[Path, Experiment]]]:
+    """The queue of each process.
+
+    All take from one where a run is the same bits whoever makes it. In lanes a sum is rounded as its neighbours have
+    it: there each process has its own runs, so that the same sweep gives the same bits.
+    """
+    if not uses_lanes(common):
+        return [deque(group)] * jobs
+    order = [*range(jobs), *reversed(range(jobs))]  # so that none has all the large ones
+    return [deque(one for k, one in enumerate(group) if order[k % len(order)] == number) for number in range(jobs)]
 
 
 # In the processes.
