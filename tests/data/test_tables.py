@@ -180,6 +180,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("t.csv", {"age": [1, 2, 3], "y": [0, "", 0]}, r"column 'y' of .* has no finite value in row 2"),
     ("t.csv", {"age": [1, 2, 3], "y": ["a", "", "b"]}, r"column 'y' of .* has no label in row 2"),
     ("t.csv", {"a": [1, 2, 3], "ca": [1, "?", 2], "y": [0, 1, 0]}, r"'ca' of .* has '\?' in row 2 and mostly numbers"),
+    ("t.csv", {"a": [1, 2, 3], "y": [0, "?", 1]}, r"column 'y' of .* has '\?' in row 2 and mostly numbers"),
     ("t.csv", {"age": [1, 1e300, 3], "y": [0, 1, 0]}, r"column 'age' of .* has numbers beyond 3\.40282e\+38"),
     ("t.csv", {"who": ["a", "b", "c"], "y": [0, 1, 0]}, "has no column of numbers beside labels and ids"),
     ("t.csv", {"age": [1, 2], "age,age": ["1,2", "2,3"], "y": [0, 1]}, r"t\.csv has 3 columns 'age': one is allowed"),

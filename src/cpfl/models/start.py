@@ -38,6 +38,9 @@ def initial(
     module = reproducible(build, seed, "init", dtype)
     if file is not None:
         put(module, read(file, module))
+    if beyond := [name for name, value in trained(module).items() if not value.isfinite().all()]:
+        source = "the model" if file is None else f"model.start = {str(file)!r}"
+        raise ModelError(f"{source} has weights that are no finite number: {listed(beyond)}")
     state, layout = state_of(module), Layout.from_module(module)
     check(module, x, expected)
     fixed = layout.frozen if settings.start == FRESH else state
