@@ -185,6 +185,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("t.csv", {"who": ["a", "b", "c"], "y": [0, 1, 0]}, "has no column of numbers beside labels and ids"),
     ("t.csv", {"age": [1, 2], "age,age": ["1,2", "2,3"], "y": [0, 1]}, r"t\.csv has 3 columns 'age': one is allowed"),
     ("t.csv", {"age": [1, 2], "dose": [1, "2,3"], "y": [0, 1]}, r"damaged or no \.csv file with names"),
+    ("t.csv", {"age": [], "y": []}, r"column 'age' of .*t\.csv holds nothing: the table has no rows"),
     ("t.npz", {"x": np.array(HOLE), "y": [0, 1, 0]}, r"array 'x' of .* has no finite value in row 2"),
     ("t.npz", {"x": np.ones((3, 2)), "y": [0, 1]}, r"different numbers of samples: x 3, y 2"),
     (

@@ -114,6 +114,8 @@ def npy_header(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
 def _values(column: pa.ChunkedArray, what: str) -> Array:
     """A column as an array: numbers, truth values, texts, or lists of numbers that are all of one length."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not len(column):
+        raise DataError(f"{what} holds nothing: the table has no rows")
     if column.null_count:
         _missing(what, int(pc.index(column.is_null(), True).as_py()))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
