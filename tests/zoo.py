@@ -349,6 +349,54 @@ class Fading(Lambda):
         return self.head(self.scale * x)  # type: ignore[no-any-return, operator]
 
 
+class Spectrum(nn.Module):
+    """Multiplies a spectrum by complex numbers, whose parts are one parameter behind one of an odd size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.head = nn.Parameter(torch.zeros(())), nn.Linear(FEATURES, CLASSES, bias=False)
+        self.turn = nn.Parameter(torch.randn(FEATURES // 2 + 1, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = torch.fft.rfft(x) * torch.view_as_complex(self.turn)
+        return self.head(torch.fft.irfft(turned, n=FEATURES) + self.bias)  # type: ignore[no-any-return]
+
+
+class ExtraState(Lambda):
+    """Has a state beside its tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+class Renamed(Lambda):
+    """Stores its parameters under other names."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {f"old.{name}": value for name, value in super().state_dict(*args, **kwargs).items()}
+
+
+class MadeWhenCalled(nn.Module):
+    """Makes a layer of the size of its first inputs."""
+
+    def __init__(self, in_training: bool = False) -> None:
+        super().__init__()
+        self.in_training = in_training
+        self.body = nn.Linear(FEATURES, 5)
+        self.head = nn.Linear(5, CLASSES) if in_training else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        if self.head is None:
+            self.head = nn.Linear(5, CLASSES).to(hidden)
+        if self.training and self.in_training and not hasattr(self, "scale"):
+            self.scale = nn.Parameter(hidden.new_ones(()))
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
 class BuiltWithNumpy(Lambda):
     def __init__(self) -> None:
         super().__init__(torch.neg)
@@ -512,6 +560,15 @@ ZOO: dict[str, Animal] = {
     "wide in training": Animal(lambda: WideInTraining(torch.neg), "table", r"with \(6,\) in training"),
     "wrong number of classes": Animal(lambda: nn.Linear(FEATURES, 5), "table", "data.classes"),
     "dict without logits": Animal(lambda: Masked(lambda z: {"scores": z}), "dict", "dict with scores"),
+    "complex view": Animal(Spectrum, "table", "fallback"),
+    "state that is no tensor": Animal(lambda: ExtraState(torch.neg), "table", "_extra_state, which is no parameter"),
+    "state of other names": Animal(lambda: Renamed(torch.neg), "table", "lacks head.weight"),
+    "layers made when called": Animal(MadeWhenCalled, "table", "makes head.weight, head.bias when it is called"),
+    "parameters made in training": Animal(lambda: MadeWhenCalled(in_training=True), "table", "makes scale when"),
+    "no numbers yet": Animal(lambda: nn.Linear(FEATURES, CLASSES, device="meta"), "table", "weight .* device meta"),
+    "an integer among several": Animal(
+        lambda: nn.Bilinear(FEATURES, LENGTH, CLASSES), "pair", "make those floats that are no indices"
+    ),
     "nothing to train": Animal(
         lambda: nn.Linear(FEATURES, CLASSES).requires_grad_(False), "table", "no parameter that is to be trained"
     ),

@@ -1,6 +1,6 @@
 """Whether all engines can train a model alike: else it is refused in one sentence, before a run folder exists."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
@@ -11,11 +11,27 @@ from cpfl.models import trained, with_noise
 from cpfl.models.adapter import Inputs, mapped, size, tensors
 from cpfl.objectives.base import Answer
 
+SHOWN = 3  # names in a sentence
 TRIES = 4  # evaluations of the same inputs
+
+
+def check_names(module: nn.Module) -> None:
+    """Refuse a model whose state is not its parameters and buffers by their names, each with numbers."""
+    own, state = tensors_of(module), module.state_dict()
+    if lacking := [name for name, _ in module.named_parameters() if name not in state]:
+        raise ModelError(f"the model's state_dict() lacks {lacking[0]}: a state has all parameters by their names")
+    if strange := [name for name in state if name not in own]:
+        raise ModelError(
+            f"the model's state_dict() has {strange[0]}, which is no parameter and no buffer: leave it out, or "
+            "register its numbers as a buffer"
+        )
+    if empty := [name for name, value in own.items() if value.is_meta]:
+        raise ModelError(f"{empty[0]} of the model has no numbers, on the device meta: build the model on the CPU")
 
 
 def check(module: nn.Module, x: Inputs, expected: Answer) -> None:
     """Refuse a model that does not map these inputs to the expected answers, or cannot be trained by all engines."""
+    before = tensors_of(module).keys()
     for name, value in module.state_dict().items():
         if value.is_complex():
             raise ModelError(
@@ -29,6 +45,7 @@ def check(module: nn.Module, x: Inputs, expected: Answer) -> None:
         raise
     except FAILURES as error:
         raise ModelError(f"the model does not take samples of shape {given}: {first_line(error)}{_hint(x)}") from None
+    _check_made(module, before)
     _check_shape(out, size(x), expected, "")
     if not (own := trained(module)):
         raise ModelError("the model has no parameter that is to be trained: it has none, or all are frozen")
@@ -61,12 +78,23 @@ def _check_shape(out: Tensor, samples: int, expected: Answer, when: str) -> None
         )
 
 
+def _check_made(module: nn.Module, before: Collection[str]) -> None:
+    """Refuse parameters and buffers that were not there before the model was called."""
+    if made := [name for name in tensors_of(module) if name not in before]:
+        raise ModelError(
+            f"the model makes {listed(made)} when it is called: make all parameters and buffers in __init__, where "
+            "nn.LazyLinear and its like find sizes by themselves"
+        )
+
+
 def _check_training(module: nn.Module, x: Inputs, expected: Answer) -> None:
     """Refuse what a model does in training only."""
     try:
         module.train()
         with unchanged(module):
+            before = tensors_of(module).keys()
             one = _answer(module, x, seed=0)
+            _check_made(module, before)
         with unchanged(module):
             other = _answer(module, x, seed=0)
     except ModelError:
@@ -117,7 +145,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
-            module.load_state_dict(state)
+            module.load_state_dict(state, strict=False)  # what it has made meanwhile is refused
 
 
 def _answer(module: nn.Module, x: Inputs, seed: int) -> Tensor:
@@ -133,6 +161,21 @@ def _kind(x: Tensor) -> str:
 
 def _hint(x: Inputs) -> str:
     """What else may be meant where integers reach a model."""
-    if any(not value.is_floating_point() for value in tensors(x)):
+    integers = any(not value.is_floating_point() for value in tensors(x))
+    if integers and not isinstance(x, Tensor):
+        return "; integers reach a model as they are: make those floats that are no indices"
+    if integers:
         return "; integers reach a model as they are: data.inputs = numbers makes them floats, pixels scales them"
     return f"; tensors that it makes itself need the type of its inputs, {_kind(tensors(x)[0])}"
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Its parameters and buffers, by each of their names."""
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    return {**buffers, **dict(module.named_parameters(remove_duplicate=False))}
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names for a sentence."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
