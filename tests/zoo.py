@@ -7,6 +7,7 @@ it is refused in a sentence with these words, before a folder exists.
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -336,6 +337,17 @@ class Shortened(Lambda):
         return self.head(x).bfloat16()  # type: ignore[no-any-return]
 
 
+class SometimesOtherwise(Lambda):
+    """Turns some of its batches around by Python's random numbers."""
+
+    def __init__(self, in_training: bool) -> None:
+        super().__init__(torch.neg)
+        self.in_training = in_training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(-x if self.training == self.in_training and random.random() < 0.3 else x)  # type: ignore[no-any-return]
+
+
 class Fading(Lambda):
     """Changes a buffer in evaluation."""
 
@@ -537,6 +549,13 @@ ZOO: dict[str, Animal] = {
     "numpy's random numbers": Animal(
         lambda: Lambda(lambda x: x * float(np.random.rand())), "table", "torch's random numbers"
     ),
+    "Python's random numbers, at times": Animal(
+        lambda: SometimesOtherwise(in_training=True), "table", "torch's random numbers"
+    ),
+    "Python's random numbers, at times in evaluation": Animal(
+        lambda: SometimesOtherwise(in_training=False), "table", "in training only"
+    ),
+    "random numbers without effect": Animal(lambda: Lambda(lambda x: x + 0 * random.random()), "table"),
     "dropout in evaluation": Animal(
         lambda: Lambda(lambda x: nn.functional.dropout(x, training=True)), "table", "in training only"
     ),
@@ -566,6 +585,10 @@ ZOO: dict[str, Animal] = {
     "layers made when called": Animal(MadeWhenCalled, "table", "makes head.weight, head.bias when it is called"),
     "parameters made in training": Animal(lambda: MadeWhenCalled(in_training=True), "table", "makes scale when"),
     "no numbers yet": Animal(lambda: nn.Linear(FEATURES, CLASSES, device="meta"), "table", "weight .* device meta"),
+    "pixels to an embedding": Animal(
+        lambda: nn.Sequential(nn.Embedding(256, 2), nn.Flatten(), nn.Linear(256, CLASSES)), "images",
+        "data.inputs = integers keeps integers"
+    ),
     "an integer among several": Animal(
         lambda: nn.Bilinear(FEATURES, LENGTH, CLASSES), "pair", "make those floats that are no indices"
     ),
