@@ -121,6 +121,14 @@ def test_labels_that_only_an_objective_can_judge(tmp_path: Path) -> None:
         federated.load(own, [], Given())
 
 
+@pytest.mark.parametrize(("suffix", "name"), [(".csv", ""), (".parquet", "__index_level_0__")])
+def test_the_index_that_pandas_writes_is_no_input(tmp_path: Path, suffix: str, name: str) -> None:
+    file = write(tmp_path / f"frame{suffix}", {name: np.arange(40), **TABLE})
+    found = loaded(file, ids=("ward",))
+    assert found.names == ("age", "dose")
+    assert np.array_equal(found.x, np.stack([AGE, DOSE], 1).astype(np.float32))
+
+
 def test_two_columns_that_may_be_the_label(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", {"age": AGE, "y": ILL, "class": WARD})
     with pytest.raises(DataError, match=r"columns y and class can both be labels: name one in data\.label"):
