@@ -105,7 +105,8 @@ def samples(
     labelled
         Whether labels are taken over.
     """
-    given = {name: values for name, values in columns.items() if name not in (roles.label, *roles.ids)}
+    others = {roles.label, *roles.ids, *filter(files_of.is_index, columns)}
+    given = {name: values for name, values in columns.items() if name not in others}
     ids = {name: columns[name] for name in roles.ids if name in columns}
     arrays = {name: values for name, values in given.items() if values.ndim > 1}
     numbers = {name: values for name, values in given.items() if values.ndim == 1 and values.dtype.kind != "U"}
