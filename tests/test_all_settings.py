@@ -18,6 +18,7 @@ SETTINGS = {info.key: info for info in describe.all_settings()}
 REGISTRIES = {name: value for name, value in vars(choices).items() if isinstance(value, Registry)}
 AUGMENTED = {"data.augment": "crop-flip-cutout"}
 JOINT = {"stopping.rule": "joint"}
+MEET = {"meetings.rule": "mean", "meetings.interval": "1h"}
 # Every setting with a condition: changes of the default experiment under which it has an effect, and has none.
 CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "data.alpha": ({}, {"data.split": "iid"}),
@@ -42,6 +43,10 @@ CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "stopping.min_gain": (JOINT, {}),
     "stopping.eval_window": (JOINT, {}),
     "stopping.client_fraction": (JOINT, JOINT | {"stopping.metric": "public-agreement"}),
+    "meetings.rule": ({}, {"cohorts": 1}),
+    "meetings.rule_args": (MEET, {}),
+    "meetings.interval": (MEET, {}),
+    "meetings.server_state": (MEET | {"federation.server": "fedavgm"}, MEET),
     "devices.compute_ms": ({"devices.trace": "fixed"}, {}),
     "devices.network_kbps": ({"devices.trace": "fixed"}, {}),
     "devices.online_hours": ({"devices.availability": "synthetic"}, {}),
@@ -55,6 +60,7 @@ CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "privacy.delta": ({"privacy.epsilon": 1}, {}),
 }
 VALUES = {"data.column": "writer", "federation.lr_schedule_args": {"rounds": 9}, "stopping.rounds": 9}  # else defaults
+VALUES["meetings.interval"] = "2h"
 
 
 def value(key: str) -> Any:

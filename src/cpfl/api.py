@@ -19,6 +19,7 @@ from cpfl.engines.create import NAMES, check_engine, create_engine, resolve_engi
 from cpfl.engines.ray import ClusterConfig, resolve_cluster
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
+from cpfl.meetings.rules import meeting_rule
 from cpfl.models import State
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
@@ -122,6 +123,7 @@ def run(
     chosen = with_clients(chosen, arrays)
     task = load_task(chosen, data, model, arrays, callback.on_message)
     check_distillation(chosen.distillation, task)
+    meeting_rule(task, torch.device("cpu"))
     if chosen.cohorts == 1:  # no mistake: presets, and scripts over n, have the same settings for every n
         callback.on_message(ONE_COHORT)
     on_workers = engine == "ray"  # which may have other devices than this process: they decide

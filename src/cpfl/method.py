@@ -2,7 +2,8 @@
 
 Assign    M clients are split into n cohorts.
 Train     Every cohort runs its own federated learning, in parallel and with no barrier, until its stopping rule fires.
-          (Under the rule joint they wait for each other at evaluations.)
+          (If they are to meet, they wait every so many hours or rounds, and continue from their merged model. Under
+          the rule joint they wait for evaluations.)
 Distill   The cohort models θ_i become teachers. For a public, unlabelled sample x the teachers' logits z_i = f(x; θ_i)
           are aggregated with the weights p_i: z̃ = Σ_i p_i ⊙ z_i. A student θ_s minimises ‖f(x; θ_s) − z̃‖₁ (or another
           loss). With n = 1 there is nothing to distill: the cohort model is the result.
@@ -46,9 +47,9 @@ def open_sessions(task: Task) -> list[Session]:
 def train_cohorts(
     task: Task, sessions: Sequence[Session], engine: Engine, run: RunRecorder, device: torch.device
 ) -> None:
-    """Federated learning inside every cohort, until all of them have stopped."""
+    """Federated learning inside every cohort, with or without meetings, until all of them have stopped."""
     with run.training(sessions) as on_round:
-        if task.experiment.stopping.rule == "joint":
+        if task.experiment.meets or task.experiment.stopping.rule == "joint":
             Phases(task, sessions, run, device, on_round).train(engine)
         else:
             engine.train_cohorts(sessions, on_round)

@@ -20,6 +20,7 @@ from cpfl.runs.folder import RunFolder, load_state
 from cpfl.settings import Distillation
 from cpfl.settings.types import hours
 
+Lines = list[dict[str, Any]]
 USED: dict[str, tuple[type, ...]] = {  # of a record
     "round": (int,),
     "clock": (int, float),
@@ -53,7 +54,8 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
     found = [_records(folder, cohort) for cohort in range(len(about["cohorts"]))]
     lines = [line for line, _ in found]
     evaluations = records.read_sealed(folder.evaluations(), folder.identity)
-    stops = [_stopped(cohort, line, evaluations) for cohort, line in enumerate(lines)]
+    meetings = records.read_sealed(folder.meetings(), folder.identity)
+    stops = [_stopped(cohort, line, evaluations, meetings) for cohort, line in enumerate(lines)]
     clocks = [line[-1]["clock"] if line else 0.0 for line in lines]
     moment = min(_moment(folder, settings, stops), max(stops))  # after the last stop nothing changes any more
     behind = [i for i, stop in enumerate(stops) if stop == math.inf and clocks[i] < moment]
@@ -72,14 +74,15 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
         if stop <= moment + ROUNDING:
             chosen[cohort] = files.on_host(sessions[cohort].teacher()) if sessions else folder.teacher(cohort)
         elif settings.unfinished == "latest":
-            chosen[cohort] = _latest(folder, cohort, lines[cohort], moment)
+            chosen[cohort] = _latest(folder, cohort, lines[cohort], meetings, moment)
     if not chosen:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent_by_cohort = [[r for r in line if r["clock"] <= moment + ROUNDING] for line in lines]
     spent = list(chain.from_iterable(spent_by_cohort))
-    evaluated = [e for e in evaluations if e["clock"] <= moment + ROUNDING]
+    evaluated, met = ([e for e in each if e["clock"] <= moment + ROUNDING] for each in (evaluations, meetings))
     sizes = about["cohort_model_bytes"]  # of cohorts that train a model of their own
-    sent = sum(r["bytes"] for r in [*spent, *evaluated]) + sum(sizes.get(str(i), about["model_bytes"]) for i in chosen)
+    sent = sum(r["bytes"] for r in [*spent, *evaluated, *met])
+    sent += sum(sizes.get(str(i), about["model_bytes"]) for i in chosen)
     return Teachers(
         cohorts=list(chosen),
         sources=list(chosen.values()),
@@ -112,8 +115,8 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
 
 
 def _records(folder: RunFolder, cohort: int) -> tuple[list[dict[str, Any]], bool]:
-    """A cohort's records, and whether anything vouches for them and the evaluations: its teacher or its newest
-    checkpoint."""
+    """A cohort's records, and whether anything vouches for them, evaluations and meetings: its teacher or its
+    newest checkpoint."""
     path, facts = folder.rounds(cohort), _newest_checkpoint(folder, cohort)  # before records: they may be growing
     lines = records.read(path)
     if not all(type(line.get(key)) in kinds for line in lines for key, kinds in USED.items()):
@@ -126,7 +129,7 @@ def _records(folder: RunFolder, cohort: int) -> tuple[list[dict[str, Any]], bool
         facts = last if stopped else facts
     if facts:
         records.check(folder.path, path, facts, whole=stopped)
-        records.check(folder.path, folder.evaluations(), facts, what="evaluations")
+        records.check_shared(folder.path, folder.shared, facts)
     return lines, bool(facts)
 
 
@@ -138,12 +141,14 @@ def _newest_checkpoint(folder: RunFolder, cohort: int) -> dict[str, Any]:
     return {}
 
 
-def _stopped(cohort: int, lines: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> float:
-    """When a cohort stopped: after its last round, or at the end of the evaluation that it had waited for."""
+def _stopped(cohort: int, lines: Lines, evaluations: Lines, meetings: Lines) -> float:
+    """When a cohort stopped: after its last round, or at the end of the evaluation or meeting that it had waited
+    for."""
     if not (lines and lines[-1]["stop"]):
         return math.inf
     last = lines[-1]
     waited = [e["clock"] for e in evaluations if e["round"] == last["round"] and cohort in e["cohorts"]]
+    waited += [m["clock"] for m in meetings if (cohort, last["round"]) in zip(m["cohorts"], m["rounds"], strict=True)]
     return float(max([last["clock"], *waited]))
 
 
@@ -161,14 +166,20 @@ def _moment(folder: RunFolder, settings: Distillation, stops: list[float]) -> fl
     return moment
 
 
-def _latest(folder: RunFolder, cohort: int, lines: list[dict[str, Any]], moment: float) -> Path:
+def _latest(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, moment: float) -> Path:
+    """The file of a cohort's latest snapshot at that time, or of the model that it has from a meeting since."""
     if not folder.experiment().snapshots:
         raise RunFolderError(
             f"{folder.path} kept no snapshots, so cohort {cohort}'s model at {moment / 3600:.2f} h is gone: "
             "run it with snapshots=5h (or '50 rounds'), or set distillation.unfinished = drop"
         )
+    met = [(dict(zip(m["cohorts"], m["rounds"], strict=True)), m) for m in meetings if m["clock"] <= moment + ROUNDING]
+    own = [(rounds[cohort], meeting["meeting"]) for rounds, meeting in met if cohort in rounds]
+    last_met, meeting = own[-1] if own else (0, 0)
     before = {line["round"] for line in lines if line["clock"] <= moment + ROUNDING}
     rounds = before.intersection(chain.from_iterable(line.get("snapshots", ()) for line in lines))
+    if meeting and max(rounds, default=0) <= last_met:
+        return folder.meeting_model(meeting)
     if not rounds:
         return folder.start(cohort)
     latest = folder.snapshot(cohort, max(rounds))
