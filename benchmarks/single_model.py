@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from cpfl import models
-from cpfl.engines.lanes.step import captured
+from cpfl.engines.lanes.graphs import captured
 from cpfl.kernels import layers
 
 Make = Callable[[nn.Module, Tensor, str], Callable[[], None]]

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import cpfl
-from cpfl.engines.lanes.shared import RunEngine
+from cpfl.engines.shared import RunEngine
 from cpfl.settings import experiment_file
 from cpfl.sweep import RunProgress, SweepCallback, one_run
 

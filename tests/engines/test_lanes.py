@@ -21,7 +21,7 @@ from cpfl import models
 from cpfl.callbacks import Callback
 from cpfl.data.given import Given
 from cpfl.engines import create
-from cpfl.engines.lanes import LaneEngine, evaluation, scheduler, step
+from cpfl.engines.lanes import LaneEngine, evaluation, graphs, scheduler
 from cpfl.engines.lanes.buffers import DeviceBuffers
 from cpfl.engines.lanes.engine import alone, steps_of_all
 from cpfl.engines.lanes.step import Lanes
@@ -369,5 +369,5 @@ def test_every_engine_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) 
             return self._numbers[: self._count].sum()
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    assert [int(step.faster(Work(count).sum)()) for count in range(1, 13)] == list(range(1, 13))
+    assert [int(graphs.faster(Work(count).sum)()) for count in range(1, 13)] == list(range(1, 13))
     assert len(made) == 12

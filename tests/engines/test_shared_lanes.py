@@ -13,10 +13,10 @@ import cpfl
 from cpfl.engines.lanes import shared
 from cpfl.engines.lanes.engine import LaneEngine
 from cpfl.engines.lanes.member import Space
+from cpfl.engines.lanes.shared import common_settings
 from cpfl.errors import SweepError
 from cpfl.settings import experiment_file
 from cpfl.sweep import RunProgress, SweepCallback, one_run
-from cpfl.sweep.side_by_side import groups
 
 SMALL: dict[str, Any] = {"precision": "float64", "max_rounds": 4, "clients": 12, "distillation.epochs": 1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
@@ -187,7 +187,7 @@ def test_what_runs_must_have_in_common() -> None:
 
     def together(**changes: Any) -> bool:
         other = experiment_file.with_settings(base, {key.replace("__", "."): v for key, v in changes.items()})
-        return len(groups({Path("a"): base, Path("b"): other})) == 1
+        return common_settings(base) == common_settings(other)
 
     assert together(cohorts=2, seed=7, clients=20, data__alpha=3, stopping__rule="joint", distillation__epochs=3)
     assert together(federation__lr=0.5, federation__server="fedadam", federation__deadline=9)

@@ -14,7 +14,7 @@ from cpfl.engines.lanes import LaneEngine, why_not_lanes
 from cpfl.engines.ray import ClusterConfig, check_config
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.engines.workers import WorkerEngine
-from cpfl.engines.workers.pool import can_fork, cores
+from cpfl.engines.workers.pool import WorkerPool, can_fork, cores
 from cpfl.errors import SettingError, first_line
 from cpfl.federation import optimizers
 from cpfl.federation.session import Session
@@ -137,10 +137,9 @@ def _local_engine(name: str, task: Task, device: torch.device, notify: Notify, w
     if name == "reference":
         return ReferenceEngine(task, device)
     if name == "workers":
-        check_memory(task, device, in_lanes=False)
         if not can_fork() and cores() > 1 and workers != 1:
             notify("training on one core: worker processes are forked, which needs Linux and no visible GPU")
-        return WorkerEngine(task, workers)
+        return worker_engine(task, workers)
     check_memory(task, device, in_lanes=True)
     try:
         return lane_engine(task, device=device, notify=notify)
@@ -149,6 +148,12 @@ def _local_engine(name: str, task: Task, device: torch.device, notify: Notify, w
             raise
         notify(NOT_IN_LANES + first_line(error))  # the compiler fails in many ways
         return ReferenceEngine(task, device)
+
+
+def worker_engine(task: Task, workers: int = 0, pool: WorkerPool | None = None) -> WorkerEngine:
+    """Workers for a task, or the pool that it shares with other runs."""
+    check_memory(task, torch.device("cpu"), in_lanes=False)
+    return WorkerEngine(task, workers, pool)
 
 
 def lane_engine(task: Task | Sequence[Task], *shared: Any, device: torch.device, notify: Notify) -> LaneEngine:

@@ -14,17 +14,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from cpfl.engines.create import resolve_engine, torch_device
-from cpfl.engines.lanes.shared import RunEngine
+from cpfl.engines.base import Engine
+from cpfl.engines.create import create_engine, lane_engine, resolve_engine, torch_device, worker_engine
+from cpfl.engines.lanes.shared import SharedLanes, common_settings
+from cpfl.engines.shared import RunEngine, SharedEngine
+from cpfl.engines.workers.pool import can_fork, cores
+from cpfl.engines.workers.shared import SharedWorkers
 from cpfl.errors import CpflError, RunFolderError
 from cpfl.runs.folder import RunFolder
 from cpfl.settings import Experiment
 from cpfl.sweep.callback import RunProgress, SweepCallback
 from cpfl.sweep.one_run import End, Work, run_or_resume
-from cpfl.sweep.side_by_side import SideBySide, Take, groups
+from cpfl.sweep.side_by_side import SideBySide, Take
 from cpfl.task.loading import given_arrays, load_task
+from cpfl.task.task import Task
 
 KILLED = "a process of the sweep was killed during this run: the same command resumes it"
 WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP reads it when a process starts
@@ -35,20 +38,34 @@ Group = Sequence[tuple[Path, Experiment]]
 
 def run_here(work: Work, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
     """All runs in this process."""
-    for group in groups(work):
+    for group in groups(work, common):
         make_runs(group, partial(next, iter(group), None), common, callback, end)
 
 
+def groups(work: Work, common: Mapping[str, Any]) -> list[list[tuple[Path, Experiment]]]:
+    """Runs that can share an engine, in their order: any with workers, and in lanes those with the same common
+    settings."""
+    if uses_workers(common):
+        return [list(work.items())]
+    found: dict[str, list[tuple[Path, Experiment]]] = {}
+    for path, experiment in work.items():
+        found.setdefault(common_settings(experiment), []).append((path, experiment))
+    return list(found.values())
+
+
 def make_runs(group: Group, take: Take, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
-    """Runs with the same common settings, as `take` gives them: side by side if they can share lanes."""
-    device = lanes_for(group, common, callback.on_message) if len(group) > 1 else None
-    if device is not None:
+    """Runs of a group, as `take` gives them: side by side if they can share an engine."""
+    shared = shared_engine(group, common, callback.on_message) if len(group) > 1 else None
+    if shared is not None:
 
         def run(experiment: Experiment, path: Path, engine: RunEngine) -> None:
             own = {**common, "engine": engine, "workers": 0}
             run_or_resume(experiment, path, callback.on_progress, **own)
 
-        SideBySide([experiment for _, experiment in group], take, run, device, callback.on_message, end).work()
+        def alone(task: Task) -> Engine:
+            return create_engine(shared.name, task, shared.device, callback.on_message)
+
+        SideBySide(shared, take, run, alone, end).work()
         return
     while (taken := take()) is not None:
         path, experiment = taken
@@ -60,26 +77,40 @@ def make_runs(group: Group, take: Take, common: Mapping[str, Any], callback: Swe
         end(path, error)
 
 
-def lanes_for(group: Group, common: Mapping[str, Any], notify: Callable[[str], None]) -> torch.device | None:
-    """The device on which these runs share lanes; None: they do not."""
-    name, first = common.get("engine", "auto"), group[0][1]
-    device = torch_device(common["cluster"].device, name)
-    if name not in ("auto", "lanes") or (name == "auto" and device.type != "cuda") or first.model.by_cohort:
+def uses_workers(common: Mapping[str, Any]) -> bool:
+    """Whether these arguments of `cpfl.run` mean the engine workers."""
+    name = common.get("engine", "auto")
+    return name in ("auto", "workers") and torch_device(common["cluster"].device, name).type == "cpu"
+
+
+def shared_engine(group: Group, common: Mapping[str, Any], notify: Callable[[str], None]) -> SharedEngine | None:
+    """The engine that these runs can share; None: there is none."""
+    experiments = [experiment for _, experiment in group]
+    if any(experiment.model.by_cohort for experiment in experiments):
         return None
-    begun = [RunFolder.open(path).engine() for path, _ in group if (path / "run.json").is_file()]
-    if any(engine != "lanes" for engine in begun):
+    begun = {RunFolder.open(path).engine() for path, _ in group if (path / "run.json").is_file()}
+    if uses_workers(common):
+        workers = common.get("workers") or cores()
+        if workers == 1 or not can_fork() or begun - {"workers"}:
+            return None
+        return SharedWorkers(workers, lambda task, pool: worker_engine(task, pool=pool))
+    name = common.get("engine", "auto")
+    device = torch_device(common["cluster"].device, name)
+    if begun - {"lanes"} or name not in ("auto", "lanes") or (name == "auto" and device.type != "cuda"):
         return None
     try:
-        given = given_arrays(common.get("train"), common.get("test"), common.get("public"), first)
-        task = load_task(first, common.get("data"), common.get("model"), given, lambda text: None)
+        given = given_arrays(common.get("train"), common.get("test"), common.get("public"), experiments[0])
+        task = load_task(experiments[0], common.get("data"), common.get("model"), given, lambda text: None)
     except CpflError:  # each run says what is wrong with it
         return None
-    return device if resolve_engine(name, task, device, notify) == "lanes" else None
+    if resolve_engine(name, task, device, notify) != "lanes":
+        return None
+    return SharedLanes(experiments, device, partial(lane_engine, device=device, notify=notify))
 
 
 def run_in_processes(work: Work, jobs: int, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
     """All runs in so many processes. The runs of a process that is killed count as failed."""
-    parts = groups(work)
+    parts = groups(work, common)
     waiting = [deque(group) for group in parts]
     context = multiprocessing.get_context("spawn")  # torch does not survive a fork
     with contextlib.ExitStack() as stack:

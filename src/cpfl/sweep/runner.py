@@ -49,7 +49,7 @@ def sweep(
     out
         The folder of all runs. Finished runs in it are kept, interrupted ones are resumed.
     jobs
-        Processes, each of which makes one run after the other, or several side by side in lanes.
+        Processes, each of which makes several runs side by side, in lanes or with its share of the cores.
     common
         Arguments of `cpfl.run`, for all runs.
 

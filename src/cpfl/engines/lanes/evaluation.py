@@ -15,8 +15,8 @@ from torch import Tensor
 
 from cpfl.engines.lanes.batch_schedule import EMPTY, ClientRound
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer, download, upload
+from cpfl.engines.lanes.graphs import captured, recorded
 from cpfl.engines.lanes.member import Member, ServerKey
-from cpfl.engines.lanes.step import captured
 from cpfl.errors import DivergedError
 from cpfl.federation import local_training
 from cpfl.federation.messages import AlgorithmState, RoundRequest
@@ -103,6 +103,8 @@ class Evaluator:
         self._samples = StagingBuffer(device, rows=(shape, torch.int32), **augmentation)
         self._stage([])  # warm-ups must not touch open rounds
         self._sums.send()
+        losses = buffers.model.evaluation_losses
+        self._losses: Callable[..., Tensor] = recorded(losses) if device.type == "cpu" else losses
         self.aggregate: Callable[[], None] = captured(self._aggregate, device)
         self.evaluate: Callable[[], None] = captured(self._evaluate, device)
 
@@ -248,7 +250,7 @@ class Evaluator:
 
     def _evaluate(self) -> None:
         x, y = self._buffers.samples(self._samples.device)
-        self._losses_VB.copy_(self._buffers.model.evaluation_losses(self._params_VP, self._stats_VQ, x, y))
+        self._losses_VB.copy_(self._losses(self._params_VP, self._stats_VQ, x, y))
 
     def _validation(self, round: Round) -> tuple[dict[int, int], dict[str, NDArray[np.generic]]]:
         """The number of validation samples by participant, and these samples for the staging buffer."""

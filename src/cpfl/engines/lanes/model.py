@@ -61,10 +61,8 @@ class LaneModel:
         buffers = {name: value for name, value in self.layout.buffers.items() if name not in changing}
         self._constant = {**self.layout.frozen, **buffers}
 
-    def losses(
-        self, params_LP: Tensor, stats_LQ: Tensor, x: Inputs, y: Tensor, filled_LB: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The loss of each row of parameters on each of its samples in training, (L, B), and new running statistics.
+    def losses(self, params: State, stats_LQ: Tensor, x: Inputs, y: Tensor, filled_LB: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each lane's parameters on each of its samples in training, (L, B), and new running statistics.
 
         Only where a row of the batch is `filled`, 1 and not 0, its sample counts in statistics; its loss is any number.
         """
@@ -74,9 +72,9 @@ class LaneModel:
             losses_B = self._losses(self.module, state, x, y)
             return losses_B, [state[name] for name in stats]
 
-        views = self.layout.views(params_LP), self.stats.layout.views(stats_LQ)
+        stats = self.stats.layout.views(stats_LQ)
         with sdpa_kernel(SDPBackend.MATH):  # the others want aligned lanes, and add up in any order
-            losses_LB, found = vmap(lane)(*views, x, y, filled_LB)
+            losses_LB, found = vmap(lane)(params, stats, x, y, filled_LB)
         return losses_LB, torch.cat(found, 1) if found else stats_LQ
 
     @torch.no_grad()

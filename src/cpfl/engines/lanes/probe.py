@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cpfl import models
+from cpfl.engines.lanes.graphs import captured
 from cpfl.engines.lanes.model import LaneModel
-from cpfl.engines.lanes.step import captured
 from cpfl.errors import ModelError, first_line
 from cpfl.kernels import batch_norm
 from cpfl.models.adapter import Inputs, mapped, part, size
@@ -87,7 +87,7 @@ def in_lanes(task: Task, x: Inputs, y: Tensor) -> str:
     filled_LB[1:, -1] = 0  # the first lane has a whole batch, the others a shorter one
 
     def step() -> None:
-        losses_LB, found_LQ = model.losses(params_LP, stats_LQ, x_L, y_L, filled_LB)
+        losses_LB, found_LQ = model.losses(model.layout.views(params_LP), stats_LQ, x_L, y_L, filled_LB)
         (found_LP,) = torch.autograd.grad((losses_LB * filled_LB).sum(), params_LP)
         gradients_LP.copy_(found_LP)
         new_LQ.copy_(found_LQ)

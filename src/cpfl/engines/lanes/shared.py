@@ -1,24 +1,16 @@
-"""Lanes that several runs share: a run enters when there is room, and leaves when it has no more to train.
-
-Every run has a `RunEngine`, which its own code uses as any engine. What it asks for is done when `SharedLanes.train` is
-called, together with what the other runs ask for.
-"""
+"""Lanes that several runs share: a run enters when there is room, and leaves when it has no more to train."""
 
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from cpfl import models
-from cpfl.engines.base import Engine, OnRound
 from cpfl.engines.lanes.engine import MOST, LaneEngine
 from cpfl.engines.lanes.member import Member, Rows, adds_up
 from cpfl.engines.lanes.scheduler import Scheduler, Training
-from cpfl.federation import local_training
-from cpfl.federation.session import Session
+from cpfl.engines.shared import RunEngine, SharedEngine, at_once
 from cpfl.settings import Experiment, Federation
 from cpfl.settings.choices import CLIENT_OPTIMIZERS
 from cpfl.task.task import Task
@@ -55,90 +47,19 @@ def common_settings(experiment: Experiment) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def at_once(task: Task) -> float:
-    """The clients of a task that can train at the same time: a round lasts as long as its longest client."""
-    sizes, settings = task.data.clients.training_sizes, task.experiment.federation
-    steps = [local_training.all_steps(settings, sizes[np.asarray(clients)]) for clients in task.cohorts]
-    return sum(float(own.sum() / own.max()) for own in steps)
-
-
-@dataclass
-class Request:
-    """What a run asks for while its code waits."""
-
-    sessions: Sequence[Session]
-    on_round: OnRound
-    training: Training | None = None  # since it is in the lanes
-    refused: bool = False  # it cannot be in these lanes
-
-
-class RunEngine(Engine):
-    """What one run sees of shared lanes."""
+class SharedLanes(SharedEngine):
+    """One set of lanes for runs with the same common settings."""
 
     name = "lanes"
 
-    def __init__(self, lanes: "SharedLanes", wait: Callable[[], None], alone: Callable[[Task], Engine]) -> None:
-        """`wait` returns when what was asked for is done; `alone` makes an engine for a run that cannot share."""
-        self._lanes, self._wait, self._make_alone, self.device = lanes, wait, alone, lanes.device.type
-        self.member: Member | None = None
-        self.request: Request | None = None
-        self._alone: Engine | None = None
-
-    def prepare(self, task: Task, device: torch.device) -> None:
-        """Remember what is to be trained."""
-        self.task = task
-
-    def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
-        """Wait until these sessions are trained."""
-        active = [session for session in sessions if not session.idle]
-        if not active:
-            return
-        if self._alone is None:
-            self.request = request = Request(active, on_round)
-            self._wait()
-            self.request = None
-            if request.training is not None and request.training.error is not None:
-                raise request.training.error
-            if not request.refused:
-                return
-            self._alone = self._make_alone(self.task)
-            self.name = self._alone.name
-        self._alone.train_cohorts(active, on_round)
-
-    def pause(self) -> None:
-        """Let other runs work: their kernels fill a GPU that a student alone does not."""
-        if self.device == "cuda":
-            self._wait()
-
-    def refuse(self) -> bool:
-        """It cannot be in these lanes."""
-        assert self.request is not None, "it waits for something"
-        self.request.refused = True
-        return True
-
-    def fail(self, error: Exception) -> None:
-        """What it waits for has failed."""
-        assert self.request is not None, "it waits for something"
-        assert self.request.training is not None, "it was in the lanes"
-        self.request.training.error = error
-
-    def close(self) -> None:
-        """Leave the lanes."""
-        if self.member is not None:
-            self._lanes.release(self.member)
-            self.member = None
-        if self._alone is not None:
-            self._alone.close()
-
-
-class SharedLanes:
-    """One set of lanes for runs with the same common settings."""
-
     def __init__(self, experiments: Sequence[Experiment], device: torch.device, make: MakeLanes) -> None:
-        self.device, self._make, self._experiments = device, make, experiments
+        super().__init__(device)
+        self.alternates = device.type == "cuda"
+        self._make, self._experiments = make, experiments
         self._engine: LaneEngine | None = None
         self._scheduler: Scheduler | None = None
-        self._requests: dict[int, RunEngine] = {}  # of runs in the lanes, by member
+        self._members: dict[RunEngine, Member] = {}
+        self._in_lanes: dict[int, tuple[RunEngine, Training]] = {}  # by member
 
     def full(self, runs: Sequence[RunEngine]) -> bool:
         """Whether these runs keep all lanes busy."""
@@ -162,32 +83,35 @@ class SharedLanes:
             try:
                 done = [one.member.number for one in self._scheduler.work(steps)]
             except Exception as error:  # the device's
-                done = list(self._requests)
-                for run in self._requests.values():
-                    run.fail(error)
-        return [self._requests.pop(number) for number in done]
+                done = list(self._in_lanes)
+                for _, training in self._in_lanes.values():
+                    training.error = error
+        ended = [self._in_lanes.pop(number) for number in done]
+        for run, training in ended:
+            run.end_request(training.error)
+        return [run for run, _ in ended]
 
-    def release(self, member: Member) -> None:
+    def release(self, run: RunEngine) -> None:
         """A run has left: its rows are free."""
-        assert self._engine is not None, "it was in the lanes"
-        self._engine.buffers.release(member)
+        if member := self._members.pop(run, None):
+            assert self._engine is not None, "it was in the lanes"
+            self._engine.buffers.release(member)
 
     def _enter(self, run: RunEngine) -> bool:
         """Have a run's sessions trained, if there is room; False: it can never be in these lanes."""
         assert self._engine is not None, "lanes were made"
         assert self._scheduler is not None, "it was made with the lanes"
-        request = run.request
-        assert request is not None, "it waits for something"
-        if request.training is not None:
+        if any(run is other for other, _ in self._in_lanes.values()):
             return True
-        if run.member is None:
+        if run not in self._members:
             if not self._engine.fits(run.task):
                 run.refuse()
                 return False
-            run.member = self._engine.admit(run.task)
-        if run.member is not None:
-            request.training = self._scheduler.add(run.member, request.sessions, request.on_round)
-            self._requests[run.member.number] = run
+            if member := self._engine.admit(run.task):
+                self._members[run] = member
+        if member := self._members.get(run):
+            request = run.requested()
+            self._in_lanes[member.number] = run, self._scheduler.add(member, request.sessions, request.on_round)
         return True
 
     def _room(self, task: Task) -> Rows:

@@ -4,32 +4,31 @@ Axes: L lanes, B batch, P parameters, Q running statistics of BatchNorm, N cohor
 entries that stay empty.
 """
 
-import functools
-import gc
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from cpfl.engines.lanes.batch_schedule import EMPTY
 from cpfl.engines.lanes.buffers import DeviceBuffers, StagingBuffer
+from cpfl.engines.lanes.graphs import captured, faster, recorded
 from cpfl.federation.optimizers.base import ClientState, Step
+from cpfl.models import State
+from cpfl.models.adapter import Inputs
 
-WARM_UPS = 3
 STAGED = 16  # clients that are taken in or collected at once
 STAGED_OF_COHORT = 32  # clients of one cohort that are collected at once
 MANY_OF_COHORT = 4  # from so many on they are collected at once
-MANY_ENGINES = 10_000  # a sweep has one for every run
-
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
 
 Entry = tuple[int, int, int, float, float, int]
 """A staged client: its lane, its cohort's slot, the client, its learning rate or weight, the weight of its running
 statistics, its model's slot."""
+
+Losses = tuple[Tensor, Tensor, Tensor | None]
+"""Every lane's loss, its new running statistics, and the sum of its samples' squared losses."""
+Gradients = tuple[Losses, Tensor]
+"""With the gradient of every lane's loss by its parameters, (L, P)."""
 
 
 class Lanes:
@@ -66,9 +65,16 @@ class Lanes:
             device, lanes=integers, cohorts=one, clients=integers, weights=floats, shares=floats
         )
         self._leaf = self.params_LP.detach().requires_grad_()
-        self._forward: Callable[[], tuple[Tensor, Tensor, Tensor | None]] = self._losses
-        if compiled and buffers.model.compiles:
-            self._forward = faster(self._losses)
+        self._gradients: Callable[[], Gradients] = self._from_rows
+        self._forward: Callable[[], Losses] = self._losses_of_rows
+        if not compiled:
+            views = buffers.layout.views(self.params_LP[:count])
+            self._views = {name: view.detach().requires_grad_() for name, view in views.items()}
+            self._gradients_LP = torch.zeros_like(self.params_LP)
+            self._gradient_views = list(buffers.layout.views(self._gradients_LP[:count]).values())
+            self._gradients, self._recorded = self._from_views, recorded(self._differentiated)
+        elif buffers.model.compiles:
+            self._forward = faster(self._losses_of_rows)
         # Compiled, a step reads each row once instead of once for every operation. A user's optimizer stays as it is.
         ours = type(self._optimizer).__module__.startswith("cpfl.")
         self._compiled_step: Step | None = faster(self._optimizer.step) if compiled and ours else None
@@ -193,60 +199,48 @@ class Lanes:
         rows = {name: rows_LP.index_select(0, lanes) for name, rows_LP in self._rows.items()}
         return ClientState(lr.index_select(0, lanes) if isinstance(lr, Tensor) else lr, steps, {}, **rows)
 
-    def _losses(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        buffers, staged = self.buffers, self.batches.device
-        x, y = buffers.samples(staged)
-        mask_LB = (staged["rows"] != EMPTY).to(buffers.dtype)
-        rows = self._leaf[: self.count], self.stats_LQ[: self.count]
-        losses_LB, stats_LQ = buffers.model.losses(*rows, x, y, mask_LB)
+    def _losses(self, params: State, stats_LQ: Tensor, x: Inputs, y: Tensor, mask_LB: Tensor) -> Losses:
+        """Every lane's mean loss, its new running statistics, and if needed the sum of its samples' squared losses."""
+        buffers = self.buffers
+        losses_LB, stats_LQ = buffers.model.losses(params, stats_LQ, x, y, mask_LB)
         squared_L = (losses_LB.detach() * mask_LB).square().sum(1) if buffers.has_squared_losses else None
         return (losses_LB * mask_LB).sum(1) / mask_LB.sum(1).clamp(min=1), stats_LQ, squared_L
 
+    def _batch(self) -> tuple[Tensor, Inputs, Tensor, Tensor]:
+        """What a step reads beside the parameters."""
+        staged = self.batches.device
+        mask_LB = (staged["rows"] != EMPTY).to(self.buffers.dtype)
+        return self.stats_LQ[: self.count], *self.buffers.samples(staged), mask_LB
+
+    def _losses_of_rows(self) -> Losses:
+        return self._losses(self.buffers.layout.views(self._leaf[: self.count]), *self._batch())
+
+    def _from_rows(self) -> Gradients:
+        """Gradients by the rows: what a GPU compiles."""
+        losses = self._forward()
+        (gradients_LP,) = torch.autograd.grad(losses[0].sum(), self._leaf)  # lanes share nothing: each gets its own
+        return losses, gradients_LP
+
+    def _from_views(self) -> Gradients:
+        """Gradients by each tensor of the model, recorded: by the rows, each would take a pass over all of them."""
+        losses, gradients = self._recorded(self._views, *self._batch())
+        torch._foreach_copy_(self._gradient_views, gradients)
+        self._gradients_LP[self.count :].zero_()
+        return losses, self._gradients_LP
+
+    def _differentiated(
+        self, params: State, stats_LQ: Tensor, x: Inputs, y: Tensor, mask_LB: Tensor
+    ) -> tuple[Losses, list[Tensor]]:
+        losses_L, stats_LQ, squared_L = self._losses(params, stats_LQ, x, y, mask_LB)
+        leaves = list(params.values())
+        found = torch.autograd.grad(losses_L.sum(), leaves, allow_unused=True, materialize_grads=True)
+        return (losses_L.detach(), stats_LQ.detach(), squared_L), list(found)
+
     def _step(self) -> None:
-        losses_L, stats_LQ, squared_L = self._forward()
-        (gradients_LP,) = torch.autograd.grad(losses_L.sum(), self._leaf)  # lanes share nothing: each gets its own
+        (losses_L, stats_LQ, squared_L), gradients_LP = self._gradients()
         self._state.steps.add_(1)
         self._optimizer.clip_and_step(self.params_LP, gradients_LP, self._state, self._compiled_step)
         self.stats_LQ[: self.count].copy_(stats_LQ)
         self.losses_L[: self.count].add_(losses_L.detach())
         if squared_L is not None:
             self.squared_losses_L[: self.count].add_(squared_L)
-
-
-def faster(work: Callable[Params, Result]) -> Callable[Params, Result]:
-    """The work, compiled; anew for every engine of a process, where torch would leave the ninth uncompiled."""
-    import torch._dynamo  # takes seconds, and only who compiles needs it
-
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MANY_ENGINES
-    # Sums are split by rule, not by timing, which differs between processes: a run repeats bit by bit.
-    return torch.compile(work, dynamic=False, options={"deterministic": True})
-
-
-@functools.cache
-def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
-    """Always the same one: cuBLAS keeps 32 MiB for good for every stream that it has seen."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """The same work as a CUDA graph: one launch instead of hundreds. Elsewhere the work itself."""
-    if device.type != "cuda":
-        return work
-    side = _warm_up_stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's remarks on itself
-        for _ in range(WARM_UPS):
-            work()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
-    gc.disable()  # graphs of an engine that is gone, freed during a capture, would break it
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a capture which fails is empty
-            with torch.cuda.graph(graph):
-                work()
-    finally:
-        if collects:
-            gc.enable()
-    return graph.replay

@@ -27,11 +27,11 @@ JOB_SAMPLES = 512  # validation samples of one job, where a model looks at each 
 
 
 class WorkerEngine(Engine):
-    """Trains clients on all cores, or on `workers` of them."""
+    """Trains clients on all cores, on `workers` of them, or with a pool that other runs share."""
 
     name = "workers"
 
-    def __init__(self, task: Task, workers: int = 0) -> None:
+    def __init__(self, task: Task, workers: int = 0, pool: WorkerPool | None = None) -> None:
         self.task, data = task, task.data
         module = models.fresh(task.build, task.experiment.seed, "init", data.transform.dtype).eval()
         x = data.inputs(4)
@@ -40,13 +40,22 @@ class WorkerEngine(Engine):
         self.local = batch_norm.local_names(task.experiment.federation, module)
         self.server = optimizers.server_optimizer(task.experiment.federation)
         self.client = optimizers.client_optimizer(task.experiment.federation)
-        count = min(workers or cores(), task.experiment.clients)
-        self.pool = WorkerPool(task, count if can_fork() else 1, self.layout)
+        if pool is None:
+            pool = WorkerPool(min(workers or cores(), task.experiment.clients) if can_fork() else 1)
+        self.pool, self.run = pool, pool.add(task, self.layout)
 
     def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
-        self.pool.waiting.clear()
-        rounds = {session.cohort: Round(self, session) for session in sessions if not session.idle}
+        self.begin(sessions, on_round)
+        with self.pool.kept_in_memory():
+            while self.run.busy:
+                self.pool.work()
+        if self.run.error is not None:
+            raise self.run.error
+
+    def begin(self, sessions: Sequence[Session], on_round: OnRound) -> None:
+        """Queue the first rounds of all sessions; whatever is done for the pool's runs then leads to the next ones."""
+        rounds: dict[int, Round] = {}
 
         def on_done(job: Job, answer: Any, row: ModelRow) -> None:
             result, session = rounds[job.cohort].done(job, answer, row), rounds[job.cohort].session
@@ -55,14 +64,17 @@ class WorkerEngine(Engine):
                 if not session.idle:
                     rounds[session.cohort] = Round(self, session)
 
-        self.pool.work(lambda job, row: rounds[job.cohort].prepare(job, row), on_done)
+        self.run.prepare = lambda job, row: rounds[job.cohort].prepare(job, row)
+        self.run.on_done = on_done
+        self.run.waiting.clear()
+        rounds |= {session.cohort: Round(self, session) for session in sessions if not session.idle}
 
 
 class Round:
     """The open round of one cohort: first its clients train, then they evaluate the new model."""
 
     def __init__(self, engine: WorkerEngine, session: Session) -> None:
-        self.session, self._waiting, self._job_samples = session, engine.pool.waiting, engine.job_samples
+        self.session, self._waiting, self._job_samples = session, engine.run.waiting, engine.job_samples
         self._settings, self._clients = engine.task.experiment.federation, engine.task.data.clients
         self._request = request = session.open_round()
         self._sizes = {client: int(self._clients.training_sizes[client]) for client in request.participants}
@@ -70,7 +82,7 @@ class Round:
             client: request.steps.get(client) or local_training.steps(self._settings, size)
             for client, size in self._sizes.items()
         }
-        self._model = engine.pool.models[session.cohort]
+        self._model = engine.run.models[session.cohort]
         self._model.write(request.model)
         self._model.write_state(request.algorithm_state.cohort.get(CLIENT_STATE_MEAN))
         self._mean, self._local = request.aggregation == "mean", bool(engine.local)
