@@ -19,6 +19,8 @@ REGISTRIES = {name: value for name, value in vars(choices).items() if isinstance
 AUGMENTED = {"data.augment": "crop-flip-cutout"}
 JOINT = {"stopping.rule": "joint"}
 MEET = {"meetings.rule": "mean", "meetings.interval": "1h"}
+MERGE = {"meetings.final": "merge"}
+PRIVATE = MERGE | {"data.public": "none"}
 # Every setting with a condition: changes of the default experiment under which it has an effect, and has none.
 CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "data.alpha": ({}, {"data.split": "iid"}),
@@ -26,6 +28,22 @@ CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "data.classes": ({}, {"model.objective": "regression"}),
     "data.column": ({"data.split": "column"}, {}),
     "data.shards": ({"data.split": "shards"}, {}),
+    **{f"data.public_{key}": ({}, PRIVATE) for key in ("splits", "mean", "std", "fit", "limit")},
+    **{
+        f"distillation.{key}": ({}, MERGE)
+        for key in (
+            "augment",
+            "loss",
+            "loss_args",
+            "epochs",
+            "batch_size",
+            "lr",
+            "lr_schedule",
+            "student_init",
+            "student",
+        )
+    },
+    "meetings.final": ({}, {"cohorts": 1}),
     "data.validation_min_samples": ({}, {"data.validation": 0}),
     "data.augment_validation": (AUGMENTED, {}),
     "federation.local_epochs": ({}, {"federation.local_steps": 3}),

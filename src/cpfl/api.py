@@ -13,6 +13,7 @@ import torch
 
 from cpfl import method, trackers
 from cpfl.callbacks import Callback, CallbackList
+from cpfl.data.federated import NO_PUBLIC
 from cpfl.distillation.ensemble import check_distillation
 from cpfl.engines.base import Engine
 from cpfl.engines.create import NAMES, check_engine, create_engine, resolve_engine, torch_device
@@ -206,6 +207,8 @@ def distill(
     callback = callback or Callback()
     if folder.experiment().cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
         callback.on_message(ONE_COHORT)
+    if folder.experiment().data.public == NO_PUBLIC and public is None:
+        raise SettingError(f'{folder.path} has no public samples (data.public = "none"): give public, from Python')
     given = given_arrays(train, test, public, folder.experiment(), callback.on_message)
     task = reload_task(folder, data, model, given, callback.on_message, changed.student, public is not None)
     check_distillation(changed, task)
@@ -226,6 +229,10 @@ def changed_distillation(experiment: Experiment, changes: Mapping[str, Any]) -> 
         own.setdefault("quorum", 1.0)
     elif "quorum" in own:
         own.setdefault("at", "")
+    if experiment.merges:  # it is distilled now
+        final = experiment.meetings.model_copy(update={"final": "distill"})
+        data = experiment.data.model_copy(update={"public": GIVEN})
+        experiment = experiment.model_copy(update={"meetings": final, "data": data})
     return experiment_file.with_settings(experiment, {f"distillation.{k}": v for k, v in own.items()}).distillation
 
 

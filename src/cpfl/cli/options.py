@@ -63,9 +63,7 @@ GpuShare = Annotated[float, typer.Option("--gpu-share", help="Engine ray: the sh
 NodeData = Annotated[str, typer.Option("--node-data", help="Engine ray: a data folder that all nodes can read.")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes on CPUs or a cluster; 0: all that fit.")]
 Track = Annotated[Words, typer.Option("--track", help="Log to tensorboard, mlflow or wandb, too; may be repeated.")]
-Jobs = Annotated[
-    int, typer.Option("--jobs", min=1, help="Processes that make the runs, each several side by side.")
-]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes that make the runs, each several side by side.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A preset's name or a TOML file.")]
 RunPath = Annotated[Path, PathArgument(metavar="DIR", help="A run folder.")]

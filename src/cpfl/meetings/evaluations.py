@@ -84,6 +84,7 @@ class Evaluations:
             loss=loss,
             gain_per_doubling=stopping.gain_per_doubling(points, self._stopping.eval_window),
             decision="stop" if stop else "continue",
+            global_bytes=self._evaluator.global_bytes,
         )
         # It decides what follows.
         records.append(self._path, records.seal(self._path, vars(evaluation), self._identity))

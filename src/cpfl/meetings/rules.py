@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,14 +78,18 @@ def cohort_weights(kind: str, contributions: Sequence[Contribution]) -> list[flo
     return [1.0 if kind == "equal" else float(getattr(one, kind)) for one in contributions]
 
 
-def weighted_mean(models: Sequence[State], weights: Sequence[float]) -> State:
-    """Of floating-point tensors, computed in double precision; counters, such as BatchNorm's, are the first model's."""
-    total, found = sum(weights), dict(models[0])
-    for name, first in models[0].items():
-        if first.is_floating_point():
-            terms = (model[name].double() * weight for model, weight in zip(models, weights, strict=True))
-            found[name] = (sum(terms, torch.zeros((), dtype=torch.float64)) / total).to(first.dtype)
-    return found
+def weighted_mean(models: Iterable[State], weights: Sequence[float]) -> State:
+    """Of floating-point tensors, in double precision, one model after the other; counters, such as BatchNorm's, are the
+    first model's."""
+    first: State = {}
+    sums: State = {}
+    for model, weight in zip(models, weights, strict=True):
+        first = first or dict(model)
+        for name, value in model.items():
+            if value.is_floating_point():
+                sums[name] = sums.get(name, 0) + value.double() * weight
+    total = sum(weights)
+    return first | {name: (value / total).to(first[name].dtype) for name, value in sums.items()}
 
 
 def meeting_rule(task: Task, device: torch.device) -> MeetingRule:

@@ -42,6 +42,7 @@ class Teachers:
     costs: dict[str, Any]  # of the whole run, for its summary
     accounts: list[dict[str, Any]]  # the same by cohort
     load: Callable[[Path], State] = load_state  # from a file
+    work: Sequence[int] = ()  # samples that each cohort has trained on since its last meeting
 
     def states(self) -> Iterator[State]:
         """The models one after the other: those in files are never all in memory."""
@@ -83,6 +84,12 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
     sizes = about["cohort_model_bytes"]  # of cohorts that train a model of their own
     sent = sum(r["bytes"] for r in [*spent, *evaluated, *met])
     sent += sum(sizes.get(str(i), about["model_bytes"]) for i in chosen)
+    between_servers = sum(e.get("global_bytes", 0) for e in evaluated) + sum(m["bytes"] for m in met)
+    between_servers += sum(sizes.get(str(i), about["model_bytes"]) for i in chosen)
+    work = {
+        cohort: sum(r["samples"] for r in own if r["round"] > _last_meeting(met, cohort)[0])
+        for cohort, own in enumerate(spent_by_cohort)
+    }
     return Teachers(
         cohorts=list(chosen),
         sources=list(chosen.values()),
@@ -92,6 +99,9 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
             "hours": moment / 3600,
             "cpu_hours": math.fsum(r["cpu_seconds"] for r in [*spent, *evaluated]) / 3600,
             "comm_gb": sent / 1e9,
+            "client_gb": (sent - between_servers) / 1e9,
+            # With one cohort its server is the global one: all that clients send reaches it.
+            "global_gb": (sent if len(lines) == 1 else between_servers) / 1e9,
             "wasted_cpu_hours": math.fsum(r.get("wasted_cpu_seconds", 0.0) for r in spent) / 3600,
             "wasted_gb": sum(r.get("wasted_bytes", 0) for r in spent) / 1e9,
             "repeats": sum(r.get("repeats", 0) for r in spent),
@@ -110,6 +120,7 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
             }
             for cohort, own, stop in ((i, spent_by_cohort[i], stops[i]) for i in chosen)
         ],
+        work=[work[cohort] for cohort in chosen],
         load=lambda path: folder.load(path)[0],
     )
 
@@ -173,9 +184,7 @@ def _latest(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, momen
             f"{folder.path} kept no snapshots, so cohort {cohort}'s model at {moment / 3600:.2f} h is gone: "
             "run it with snapshots=5h (or '50 rounds'), or set distillation.unfinished = drop"
         )
-    met = [(dict(zip(m["cohorts"], m["rounds"], strict=True)), m) for m in meetings if m["clock"] <= moment + ROUNDING]
-    own = [(rounds[cohort], meeting["meeting"]) for rounds, meeting in met if cohort in rounds]
-    last_met, meeting = own[-1] if own else (0, 0)
+    last_met, meeting = _last_meeting([m for m in meetings if m["clock"] <= moment + ROUNDING], cohort)
     before = {line["round"] for line in lines if line["clock"] <= moment + ROUNDING}
     rounds = before.intersection(chain.from_iterable(line.get("snapshots", ()) for line in lines))
     if meeting and max(rounds, default=0) <= last_met:
@@ -186,3 +195,12 @@ def _latest(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, momen
     if not latest.is_file():
         raise RunFolderError(f"{latest} is missing: restore it, or choose another distillation.at")
     return latest
+
+
+def _last_meeting(meetings: Lines, cohort: int) -> tuple[int, int]:
+    """After which round a cohort last met the others, and the meeting's number; 0 and 0: never."""
+    for meeting in reversed(meetings):
+        rounds = dict(zip(meeting["cohorts"], meeting["rounds"], strict=True))
+        if cohort in rounds:
+            return rounds[cohort], meeting["meeting"]
+    return 0, 0

@@ -79,6 +79,11 @@ class Experiment(Section):
         return self.meetings.rule != "none" and self.cohorts > 1
 
     @property
+    def merges(self) -> bool:
+        """Whether the mean of the cohort models becomes the global model, instead of a student."""
+        return self.meetings.final == "merge" and self.cohorts > 1
+
+    @property
     def dtype(self) -> Literal["float32", "float64"]:
         """What inputs and models are stored as."""
         return "float64" if self.precision == "float64" else "float32"
