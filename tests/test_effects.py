@@ -113,7 +113,7 @@ WITH: dict[str, dict[str, Any]] = {
     "stopping.rule rounds": {"stopping.rounds": 1},
     "stopping.rule budget": {"stopping.max_hours": 0.001},
     "stopping.rule joint": {"stopping.eval_interval": 1},
-    "meetings.rule mean": {"meetings.interval": "1 rounds"},
+    **{f"meetings.rule {name}": {"meetings.interval": "1 rounds"} for name in ("mean", "outer", "distill")},
 }
 # A value other than the present one, where the next number or half of it would not do.
 VALUES: dict[str, Any] = {
@@ -221,7 +221,7 @@ ARGUMENTS: dict[str, Any] = {
     "oort.explore_least": 0.9, "oort.pacer_seconds": 1000.0, "oort.pacer_rounds": 1, "refl.alpha": 1.0,
     "refl.accuracy": 0.0, "trimmed-mean.trim": 0.0, "multi-objective.skew_weight": 0.0,
     "multi-objective.speed_weight": 0.0, "per-position.ignore": 0, "multi-label.metric": "f1",
-    "mean.weights": "work",
+    "mean.weights": "work", "outer.weights": "work",
 }  # fmt: skip
 # It is an SGD without momentum; a linear layer takes no integers; there is one label for each sample.
 REFUSED = ("scaffold.nesterov", "data.inputs integers", "model.objective per-position")

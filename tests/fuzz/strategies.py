@@ -52,6 +52,8 @@ SCENES: tuple[dict[str, Any], ...] = (
     {"stopping.rule": "joint", "stopping.eval_interval": 1, "stopping.metric": "public-agreement"},
     {"stopping.keep": "ema"},
     {"meetings.rule": "mean", "meetings.interval": "1 rounds"},
+    {"meetings.rule": "outer", "meetings.interval": "1 rounds"},
+    {"meetings.rule": "distill", "meetings.interval": "1 rounds", "meetings.rule_args.epochs": 1},
     {"meetings.rule": "mean", "meetings.interval": "20s", "meetings.rule_args.weights": "work"},
     {"assignment.rule": "speed"},
     {"assignment.rule": "multi-objective"},

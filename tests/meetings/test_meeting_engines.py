@@ -29,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "hours, by work": {"meetings.rule_args.weights": "work", "federation.server": "fedavgm"},
     "rounds, average": ROUNDS | {"federation.server": "fedadam", "meetings.server_state": "average"},
     "reset": {"federation.server": "fedavgm", "meetings.server_state": "reset", "stopping.keep": "ema"},
+    "outer": {"meetings.rule": "outer", "meetings.rule_args.weights": "work"},
+    "a student": ROUNDS | {"meetings.rule": "distill", "meetings.rule_args.epochs": 2},
     "clients with state": ROUNDS | {"federation.client": "scaffold", "federation.momentum": 0},
     "fedbuff": {"federation.buffer_size": 2, "meetings.interval": "15s", "meetings.rule_args.weights": "samples"},
     "stale": {

@@ -37,6 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "joint, limited": JOINT | {"stopping.metric": "public-agreement", "stopping.max_hours": 0.02},
     "meetings": MEET,
     "meetings at a time, sparse checkpoints": MEET | SPARSE | {"meetings.interval": "15s", "stopping.keep": "ema"},
+    "meetings, outer": MEET | {"meetings.rule": "outer"},
     "meetings, average": MEET | {"federation.server": "fedavgm", "meetings.server_state": "average"},
     "moving average": FEW | {"stopping.keep": "ema"},
     "oort": FEW | {

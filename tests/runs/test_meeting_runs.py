@@ -166,6 +166,33 @@ def test_a_rule_of_ones_own(unbroken: Unbroken) -> None:
         assert torch.equal(value, load_state(folder.snapshot(0, 4))[name])
 
 
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_the_outer_optimizer_by_hand(nesterov: bool, unbroken: Unbroken) -> None:
+    """DiLoCo's algorithm 1 on what all cohorts had at each meeting; torch's SGD takes the same steps."""
+    chosen = {"meetings.rule": "outer", "meetings.interval": "3 rounds", "snapshots": "3 rounds"}
+    path = unbroken(**(MEET | chosen | {"meetings.rule_args.nesterov": nesterov}))
+    folder = RunFolder.open(path)
+    model = {name: torch.nn.Parameter(value.clone()) for name, value in load_state(folder.model("start")).items()}
+    sgd = torch.optim.SGD(model.values(), lr=0.7, momentum=0.9, nesterov=nesterov)
+    assert len(meetings(path)) == 3
+    for one in meetings(path):
+        states = [load_state(folder.snapshot(cohort, 3 * one["meeting"])) for cohort in range(3)]
+        for name, value in model.items():
+            value.grad = value.detach() - torch.stack([state[name] for state in states]).mean(0)
+        sgd.step()
+        for name, value in load_state(folder.meeting_model(one["meeting"])).items():
+            torch.testing.assert_close(value, model[name].detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_student_is_the_one_that_a_distillation_makes(unbroken: Unbroken) -> None:
+    """With the models of the first meeting as teachers: those of a run that ends there."""
+    chosen = {"meetings.rule": "distill", "meetings.interval": "3 rounds", "stopping.keep": "last"}
+    ended = unbroken(**{key: value for key, value in (MEET | chosen | {"max_rounds": 3}).items() if "meet" not in key})
+    student = load_state(ended / "models" / "global.safetensors")
+    for name, value in load_state(RunFolder.open(unbroken(**(MEET | chosen))).meeting_model(1)).items():
+        torch.testing.assert_close(value, student[name])
+
+
 def test_weights() -> None:
     """Counters are the first model's; the mean of equal numbers is that number."""
     models = [{"x": torch.tensor([float(k)]), "count": torch.tensor(k)} for k in (1, 5)]
@@ -191,6 +218,13 @@ def test_weights() -> None:
         ({"meetings.interval": "1h"}, "meetings.interval has no effect here: it needs meetings.rule != none"),
         ({"meetings.rule": "mena"}, "did you mean mean?"),
         (MEET | {"meetings.rule_args.weights": "some"}, "equal, samples or work"),
+        (MEET | {"meetings.rule": "outer", "meetings.rule_args.momentum": 1.0}, "0 or more, below 1"),
+        (MEET | {"meetings.rule": "outer", "meetings.rule_args.momentum": 0.0}, "momentum must be above 0"),
+        (MEET | {"meetings.rule": "distill", "meetings.rule_args.epochs": -1}, "0 or more"),
+        (
+            MEET | {"meetings.rule": "distill", "data.public": "none", "meetings.final": "merge"},
+            'meetings.rule = "distill" needs public samples',
+        ),
         (MEET | {"meetings.rule_args.wait": 1}, "does not take meetings.rule_args.wait"),
         (MEET | {"cohorts": 1}, "it needs cohorts != 1"),
         (MEET | {"meetings.server_state": "reset"}, "meetings.server_state has no effect here"),

@@ -10,7 +10,7 @@ from cpfl.task.task import Task
 
 
 def merged(task: Task, teachers: Teachers) -> State | None:
-    """Their mean, with the weights of the rule mean if cohorts met by it; None: there is only one, or models differ."""
+    """Their mean, with the weights of the rules mean and outer; None: there is only one, or models differ."""
     if len(teachers.cohorts) == 1 or task.cohort_models:
         return None
     layout = task.layout()
@@ -21,7 +21,7 @@ def merged(task: Task, teachers: Teachers) -> State | None:
 
 def _weights(task: Task, teachers: Teachers) -> list[float]:
     settings, sizes = task.experiment.meetings, task.data.clients.training_sizes
-    kind = settings.rule_args.get("weights") if settings.rule == "mean" else ""
+    kind = settings.rule_args.get("weights") if settings.rule in ("mean", "outer") else ""
     found = [1.0 for _ in teachers.cohorts]
     if kind == "samples":
         found = [float(sizes[np.asarray(task.cohorts[cohort])].sum()) for cohort in teachers.cohorts]

@@ -1,7 +1,7 @@
 """Holds meetings: merges the models of all cohorts, and writes the merged one before any cohort continues from it.
 
-First the model (and the state of the cohorts' servers, if all continue with the same), then a line of meetings.jsonl
-with their checksums. After a kill a meeting that is missing is held again; cohorts that resume before one that is there
+First the model (and what the rule remembers, and the state that all servers continue with), then their checksums in a
+line of meetings.jsonl. After a kill a missing meeting is held again; cohorts that resume before one that is there
 follow it.
 """
 
@@ -24,6 +24,7 @@ from cpfl.runs import files, records
 from cpfl.runs.recorder import RunRecorder
 from cpfl.task.task import Task
 
+RULE, SERVER = "rule", "server"  # whose state it is, in the file of a meeting
 DIVERGED = "the merged model has numbers that are not finite: lower federation.lr or the server's learning rate"
 
 
@@ -38,7 +39,7 @@ class Meeting:
     samples: list[int]  # that each of all cohorts had trained on
     bytes: int  # between the cohort servers and the global one
     model: str  # the checksum of its file
-    state: str = ""  # the checksum of the file of the servers' state; empty: there is none
+    state: str = ""  # the checksum of the file of what the rule and the servers remember; empty: there is none
 
 
 class Meetings:
@@ -74,12 +75,13 @@ class Meetings:
             )
             for session in self._sessions
         ]
-        start = self._layout.sent(self._model(number - 1)[0] if self.done else self._task.start)
+        last, remembered = self._model(number - 1) if self.done else (self._task.start, {})
+        start, self._rule.state = self._layout.sent(last), _part(remembered, RULE)
         merged = self._rule.merge(contributions, files.on_host(start), number)
         if not all(torch.isfinite(value).all() for value in merged.values()):
             raise CpflError(DIVERGED)
         model = self._layout.received({name: merged[name] for name in start})
-        state = self._mean_server_state(waiting)
+        state = _named(RULE, self._rule.state) | _named(SERVER, self._mean_server_state(waiting))
         due, clock = waiting[0].meeting_due, max(session.clock for session in self._sessions)
         facts = {"meeting": number}
         meeting = Meeting(
@@ -108,15 +110,12 @@ class Meetings:
         server_state: dict[str, State] | None = None
         if self._settings.server_state == "reset":
             server_state = {}
-        elif meeting.state:
-            server_state = {name: {} for name in self._buffers}
-            for name, value in state.items():
-                buffer, _, parameter = name.partition("/")
-                server_state[buffer][parameter] = value
+        elif self._settings.server_state == "average":
+            server_state = {name: _part(state, f"{SERVER}/{name}") for name in self._buffers}
         return session.meet(closed, meeting.clock, model, server_state)
 
     def _model(self, number: int) -> tuple[State, State]:
-        """The merged model of a meeting, and the servers' state."""
+        """The merged model of a meeting, and what the rule and the servers remember."""
         if number not in self._models:
             meeting, folder = self.done[number - 1], self._folder
             stored, _ = folder.load(folder.meeting_model(number), meeting.model)
@@ -135,7 +134,7 @@ class Meetings:
         for buffer in self._buffers:
             own = [files.on_host(session.server_state[buffer]) for session in waiting]
             mean = weighted_mean(own, [1.0] * len(own))
-            found |= {f"{buffer}/{name}": value for name, value in mean.items()}
+            found |= _named(buffer, mean)
         return found
 
     def _traffic(self, waiting: Sequence[Session]) -> int:
@@ -156,3 +155,12 @@ class Meetings:
                 f"all waited until {clock / 3600:.2f} h for a round of cohort {slowest.cohort}, which is longer than "
                 f"meetings.interval = {self._settings.interval}"
             )
+
+
+def _named(prefix: str, tensors: State) -> State:
+    return {f"{prefix}/{name}": value for name, value in tensors.items()}
+
+
+def _part(tensors: State, prefix: str) -> State:
+    """What was named so."""
+    return {k.removeprefix(f"{prefix}/"): value for k, value in tensors.items() if k.startswith(f"{prefix}/")}

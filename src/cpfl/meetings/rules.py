@@ -11,6 +11,7 @@ import torch
 from cpfl.models import State
 from cpfl.registry import require
 from cpfl.settings.choices import MEETING_RULES
+from cpfl.settings.types import FLOAT32
 
 if TYPE_CHECKING:
     from cpfl.task.task import Task
@@ -31,11 +32,13 @@ class Contribution:
 class MeetingRule:
     """Makes one model of the cohorts' models. Subclass it, write `merge`, and name it `module:Class` in meetings.rule.
 
-    Keyword arguments after `task` and `device` are meetings.rule_args.
+    Keyword arguments after `task` and `device` are meetings.rule_args. What `state` holds after a merge, tensors by
+    name, it holds before the next one, also after a kill.
     """
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self.task, self.device = task, device
+        self.state: State = {}
 
     def merge(self, contributions: Sequence[Contribution], start: State, number: int) -> State:
         """The model that cohorts continue from.
@@ -71,6 +74,43 @@ class Mean(MeetingRule):
     def merge(self, contributions: Sequence[Contribution], start: State, number: int) -> State:
         """Their mean."""
         return weighted_mean([one.model for one in contributions], cohort_weights(self.weights, contributions))
+
+
+class Outer(MeetingRule):
+    """DiLoCo (Douillard et al. 2023, algorithm 1): an outer SGD with Nesterov momentum over the cohorts' mean update,
+    with its authors' defaults. HALoS (Kim et al. 2025) has such a momentum at its global server.
+
+    Δ = x − Σ_i w_i x_i / Σ_i w_i,  v ← μ v + Δ,  x ← x − η (Δ + μ v); without `nesterov` x ← x − η v. `lr` is η,
+    `momentum` is μ, `weights` are those of Mean. Running statistics, which have no gradient, are averaged.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        device: torch.device,
+        weights: str = "equal",
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+    ) -> None:
+        super().__init__(task, device)
+        require("weights", weights, weights in WEIGHTS, "equal, samples or work")
+        require("lr", lr, 0 < lr <= FLOAT32, f"above 0, at most {FLOAT32:g}")
+        require("momentum", momentum, 0 <= momentum < 1, "0 or more, below 1")
+        require("nesterov", nesterov, not nesterov or momentum > 0, "momentum must be above 0")
+        self.weights, self.lr, self.momentum, self.nesterov = weights, lr, momentum, nesterov
+
+    def merge(self, contributions: Sequence[Contribution], start: State, number: int) -> State:
+        """A step from the last meeting's model."""
+        mean = weighted_mean([one.model for one in contributions], cohort_weights(self.weights, contributions))
+        found, before, self.state = dict(mean), self.state, {}
+        for name in self.task.layout().shapes:
+            gradient = start[name].double() - mean[name].double()
+            velocity = self.momentum * before[name].double() + gradient if name in before else gradient
+            step = gradient + self.momentum * velocity if self.nesterov else velocity
+            self.state[name] = velocity.to(mean[name].dtype)
+            found[name] = (start[name].double() - self.lr * step).to(mean[name].dtype)
+        return found
 
 
 def cohort_weights(kind: str, contributions: Sequence[Contribution]) -> list[float]:

@@ -16,7 +16,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What a recipe sets; the one that is missing here, cpfl, is the default of every setting."""
 Temperature = Annotated[float, Field(ge=1e-3, le=1000), NoBool]
-_DISTILLS = When("meetings.final != merge")
+_DISTILLS = When("meetings.final != merge or meetings.rule = distill")
 _AUGMENTED = When("augment != none", "data.augment != none or augment = cutmix | crop-flip | flip")
 
 
