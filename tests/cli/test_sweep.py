@@ -14,7 +14,8 @@ from PIL import Image
 
 import cpfl
 from cpfl.cli.options import values
-from cpfl.sweep import SweepCallback, local
+from cpfl.engines.ray import ClusterConfig
+from cpfl.sweep import SweepCallback, processes
 from cpfl.sweep.grid import SweepGrid, folder_name
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
@@ -98,18 +99,18 @@ def test_threads_of_jobs_do_not_spin(
     (tmp_path / "reported.py").write_text(REPORTED)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(local.WAIT_POLICY, raising=False)
+    monkeypatch.delenv(processes.WAIT_POLICY, raising=False)
     if chosen:
-        monkeypatch.setenv(local.WAIT_POLICY, chosen)
+        monkeypatch.setenv(processes.WAIT_POLICY, chosen)
     experiment = cpfl.load_experiment("digits", [*QUICK[1::2], "model.name=reported:Net"])
     ends: list[Exception | None] = []
-    common = {"device": "cpu", "workers": 1}
-    local.run_in_processes(
+    common = {"device": "cpu", "workers": 1, "cluster": ClusterConfig(device="cpu")}
+    processes.run_in_processes(
         {tmp_path / "run": experiment}, 1, common, SweepCallback(), lambda path, error: ends.append(error)
     )
     assert ends == [None]
     assert {path.read_text() for path in tmp_path.glob("*.reported")} == {there}
-    assert os.environ.get(local.WAIT_POLICY) == chosen  # only theirs was changed
+    assert os.environ.get(processes.WAIT_POLICY) == chosen  # only theirs was changed
 
 
 def test_a_larger_sweep_includes_the_smaller(cpfl_command: Command, tmp_path: Path) -> None:

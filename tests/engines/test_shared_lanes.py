@@ -16,7 +16,7 @@ from cpfl.engines.lanes.member import Space
 from cpfl.engines.lanes.shared import common_settings
 from cpfl.errors import SweepError
 from cpfl.settings import experiment_file
-from cpfl.sweep import RunProgress, SweepCallback, one_run
+from cpfl.sweep import RunProgress, SweepCallback, one_run, processes
 
 SMALL: dict[str, Any] = {"precision": "float64", "max_rounds": 4, "clients": 12, "distillation.epochs": 1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
@@ -132,12 +132,23 @@ def test_little_memory_is_used_by_one_after_the_other(
         same(run, alone(run, tmp_path / f"alone-{run.path.name}"))
 
 
-def test_processes_take_runs_from_one_queue(tmp_path: Path) -> None:
-    common: dict[str, Any] = {"engine": "lanes", "device": "cpu"}
-    runs = cpfl.sweep("digits", cohorts=[1, 3], seeds=[90, 91], settings=SMALL, jobs=2, out=tmp_path / "s", **common)
-    assert len(runs) == 4
-    for run in (runs[0], runs[-1]):
-        same(run, alone(run, tmp_path / f"alone-{run.path.name}"))
+def test_processes_give_the_same_bits_each_time(tmp_path: Path) -> None:
+    """Which runs share lanes does not depend on which process is faster."""
+    settings = SMALL | {"precision": "float32", "federation.lr": 0.3, "max_rounds": 12}
+    common: dict[str, Any] = {"engine": "lanes", "device": "cpu", "settings": settings, "jobs": 2}
+    sweeps = [cpfl.sweep("digits", cohorts=[1, 3], seeds=[90, 91], out=tmp_path / out, **common) for out in "ab"]
+    assert len(sweeps[0]) == 4
+    for one, other in zip(*sweeps, strict=True):
+        assert one.rounds == other.rounds
+        assert one.summary["model_checksum"] == other.summary["model_checksum"]
+
+
+def test_every_process_has_runs_of_its_own_in_lanes() -> None:
+    group: Any = [(Path(str(k)), None) for k in range(7)]
+    split = [[int(path.name) for path, _ in queue] for queue in processes.shares(group, 2, {"engine": "lanes"})]
+    assert split == [[0, 3, 4], [1, 2, 5, 6]]
+    one, other = processes.shares(group, 2, {"engine": "workers"})
+    assert one is other
 
 
 def test_models_with_other_frozen_numbers_have_lanes_of_their_own(made: type[Counted], tmp_path: Path) -> None:
@@ -152,6 +163,23 @@ def test_models_with_other_frozen_numbers_have_lanes_of_their_own(made: type[Cou
     assert made.made == 2
     for run in runs:
         same(run, cpfl.run(run.experiment, out=tmp_path / f"alone-{run.path.name}", **common))
+
+
+class Listener(SweepCallback):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def on_message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def test_settings_that_keep_runs_apart_are_named(made: type[Counted], tmp_path: Path) -> None:
+    listener, over = Listener(), {"federation.batch_size": [10, 20], "federation.lr": [0.05, 0.1]}
+    common: dict[str, Any] = {"engine": "lanes", "device": "cpu", "settings": SMALL | {"max_rounds": 1}}
+    cpfl.sweep("digits", cohorts=[1], over=over, out=tmp_path / "s", callback=listener, **common)
+    assert made.made == 2
+    told = [text for text in listener.messages if "groups" in text]
+    assert told == ["the runs train in 2 groups, since lanes are shared by runs with the same federation.batch_size"]
 
 
 class Stopper(SweepCallback):

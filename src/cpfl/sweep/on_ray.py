@@ -26,8 +26,8 @@ from cpfl.engines.ray._ray_internals import SHOW_GPUS
 from cpfl.errors import ClusterError
 from cpfl.settings import Experiment
 from cpfl.sweep.callback import SweepCallback
-from cpfl.sweep.local import POLL_SECONDS
 from cpfl.sweep.one_run import End, Work, run_or_resume
+from cpfl.sweep.processes import POLL_SECONDS
 
 MAX_RETRIES = 3  # by Ray, of a run whose node or process died
 MAX_TIME = 0.95  # of the time with one slot each: several processes for a run have a cost of their own

@@ -19,7 +19,8 @@ from cpfl.runs.reload import check_snapshots
 from cpfl.settings import GIVEN, Experiment, experiment_file
 from cpfl.sweep.callback import SweepCallback
 from cpfl.sweep.grid import SweepGrid, default_folder, value_of
-from cpfl.sweep.local import run_here, run_in_processes
+from cpfl.sweep.local import run_here
+from cpfl.sweep.processes import run_in_processes
 from cpfl.task.given import UNKNOWN, client_settings, with_clients
 from cpfl.task.loading import absolute, check_public, given_arrays, load_task
 from cpfl.user_files import expanded
