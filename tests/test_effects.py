@@ -262,6 +262,8 @@ class Runs:
         settings = {key: value for key, value in BASE.items() if key not in changes} | dict(changes)
         if changes.get("model.name", "mlp") != "mlp" or "model.args" in changes:
             settings.pop("model.args.hidden", None)
+        if changes.get("meetings.final") == "merge":  # these would have no effect
+            settings = {key: value for key, value in settings.items() if not key.startswith("distillation.")}
         if "file" in settings.get("assignment.rule_args", {}):
             settings["assignment.rule_args"] = {"file": str(self._folder / settings["assignment.rule_args"]["file"])}
         if "model.start" in settings:
