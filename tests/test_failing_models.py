@@ -51,6 +51,15 @@ class SaysNothingAtFirst(Plain):
         raise ValueError("\n \n  of another shape\nthan mine")
 
 
+class SaysNothing(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        class NamelessError(Exception):
+            def __str__(self) -> str:
+                raise ValueError("no text")
+
+        raise NamelessError
+
+
 class EndsAtOnce(Plain):
     def __init__(self) -> None:
         sys.exit()
@@ -84,6 +93,7 @@ SEEN = {
     Ends: "it calls sys.exit.3.",
     Smaller: r"cannot take a batch of \d+: mat1 and mat2",
     SaysNothingAtFirst: ": of another shape",
+    SaysNothing: ": NamelessError",
     EndsAtOnce: "cannot be built: it calls sys.exit..",
 }
 

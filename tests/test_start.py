@@ -121,7 +121,10 @@ def test_a_tied_parameter_may_be_in_the_file_once(tmp_path: Path) -> None:
         assert same(start, own)
 
 
+WHOLE = {"weight": torch.zeros(3, 12), "bias": torch.zeros(3)}
 BAD: dict[str, tuple[State | bytes, str]] = {
+    "not a number": (WHOLE | {"bias": torch.tensor([0, float("nan"), 0])}, "no finite number: bias"),
+    "too large": (WHOLE | {"weight": torch.full((3, 12), 1e300, dtype=torch.float64)}, "no finite number: weight"),
     "lacks": ({"weight": torch.zeros(3, 12)}, "lacks bias"),
     "more": ({"weight": torch.zeros(3, 12), "bias": torch.zeros(3), "b.c": torch.zeros(1)}, "more than the model: b.c"),
     "shape": ({"weight": torch.zeros(3, 11), "bias": torch.zeros(3)}, "another shape or type of weight"),
@@ -160,6 +163,14 @@ def test_a_start_that_there_is_not(tmp_path: Path, start: str, model: Any, sente
     with pytest.raises(SettingError, match=sentence):
         trained(tmp_path / "run", model, model__start=start)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_object_with_a_weight_that_is_no_number_is_refused() -> None:
+    model = nn.Linear(12, 3)
+    with torch.no_grad():
+        model.bias[1] = float("inf")
+    with pytest.raises(ModelError, match="no finite number: bias"):
+        task_of(model, model__start="given")
 
 
 def test_a_resume_with_other_weights_is_refused(tmp_path: Path) -> None:

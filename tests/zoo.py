@@ -7,6 +7,7 @@ it is refused in a sentence with these words, before a folder exists.
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -336,6 +337,17 @@ class Shortened(Lambda):
         return self.head(x).bfloat16()  # type: ignore[no-any-return]
 
 
+class SometimesOtherwise(Lambda):
+    """Turns some of its batches around by Python's random numbers."""
+
+    def __init__(self, in_training: bool) -> None:
+        super().__init__(torch.neg)
+        self.in_training = in_training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(-x if self.training == self.in_training and random.random() < 0.3 else x)  # type: ignore[no-any-return]
+
+
 class Fading(Lambda):
     """Changes a buffer in evaluation."""
 
@@ -347,6 +359,54 @@ class Fading(Lambda):
         if not self.training:
             self.scale *= 0.9  # type: ignore[operator]
         return self.head(self.scale * x)  # type: ignore[no-any-return, operator]
+
+
+class Spectrum(nn.Module):
+    """Multiplies a spectrum by complex numbers, whose parts are one parameter behind one of an odd size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.head = nn.Parameter(torch.zeros(())), nn.Linear(FEATURES, CLASSES, bias=False)
+        self.turn = nn.Parameter(torch.randn(FEATURES // 2 + 1, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = torch.fft.rfft(x) * torch.view_as_complex(self.turn)
+        return self.head(torch.fft.irfft(turned, n=FEATURES) + self.bias)  # type: ignore[no-any-return]
+
+
+class ExtraState(Lambda):
+    """Has a state beside its tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+class Renamed(Lambda):
+    """Stores its parameters under other names."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {f"old.{name}": value for name, value in super().state_dict(*args, **kwargs).items()}
+
+
+class MadeWhenCalled(nn.Module):
+    """Makes a layer of the size of its first inputs."""
+
+    def __init__(self, in_training: bool = False) -> None:
+        super().__init__()
+        self.in_training = in_training
+        self.body = nn.Linear(FEATURES, 5)
+        self.head = nn.Linear(5, CLASSES) if in_training else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        if self.head is None:
+            self.head = nn.Linear(5, CLASSES).to(hidden)
+        if self.training and self.in_training and not hasattr(self, "scale"):
+            self.scale = nn.Parameter(hidden.new_ones(()))
+        return self.head(hidden)  # type: ignore[no-any-return]
 
 
 class BuiltWithNumpy(Lambda):
@@ -489,6 +549,13 @@ ZOO: dict[str, Animal] = {
     "numpy's random numbers": Animal(
         lambda: Lambda(lambda x: x * float(np.random.rand())), "table", "torch's random numbers"
     ),
+    "Python's random numbers, at times": Animal(
+        lambda: SometimesOtherwise(in_training=True), "table", "torch's random numbers"
+    ),
+    "Python's random numbers, at times in evaluation": Animal(
+        lambda: SometimesOtherwise(in_training=False), "table", "in training only"
+    ),
+    "random numbers without effect": Animal(lambda: Lambda(lambda x: x + 0 * random.random()), "table"),
     "dropout in evaluation": Animal(
         lambda: Lambda(lambda x: nn.functional.dropout(x, training=True)), "table", "in training only"
     ),
@@ -512,6 +579,19 @@ ZOO: dict[str, Animal] = {
     "wide in training": Animal(lambda: WideInTraining(torch.neg), "table", r"with \(6,\) in training"),
     "wrong number of classes": Animal(lambda: nn.Linear(FEATURES, 5), "table", "data.classes"),
     "dict without logits": Animal(lambda: Masked(lambda z: {"scores": z}), "dict", "dict with scores"),
+    "complex view": Animal(Spectrum, "table", "fallback"),
+    "state that is no tensor": Animal(lambda: ExtraState(torch.neg), "table", "_extra_state, which is no parameter"),
+    "state of other names": Animal(lambda: Renamed(torch.neg), "table", "lacks head.weight"),
+    "layers made when called": Animal(MadeWhenCalled, "table", "makes head.weight, head.bias when it is called"),
+    "parameters made in training": Animal(lambda: MadeWhenCalled(in_training=True), "table", "makes scale when"),
+    "no numbers yet": Animal(lambda: nn.Linear(FEATURES, CLASSES, device="meta"), "table", "weight .* device meta"),
+    "pixels to an embedding": Animal(
+        lambda: nn.Sequential(nn.Embedding(256, 2), nn.Flatten(), nn.Linear(256, CLASSES)), "images",
+        "data.inputs = integers keeps integers"
+    ),
+    "an integer among several": Animal(
+        lambda: nn.Bilinear(FEATURES, LENGTH, CLASSES), "pair", "make those floats that are no indices"
+    ),
     "nothing to train": Animal(
         lambda: nn.Linear(FEATURES, CLASSES).requires_grad_(False), "table", "no parameter that is to be trained"
     ),

@@ -106,7 +106,11 @@ def first_line(error: BaseException) -> str:
     """What another library, or a user's code, says is wrong, in one line."""
     if isinstance(error, SystemExit):
         return f"it calls sys.exit({'' if error.code is None else quoted(error.code)})"
-    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+    try:
+        text = str(error)
+    except Exception:  # that of a user's class
+        text = ""
+    return next(filter(None, map(str.strip, text.splitlines())), type(error).__name__)
 
 
 def printable(text: str) -> str:

@@ -337,6 +337,19 @@ def test_resume_continues_the_whole_sweep(cpfl_command: Command, tmp_path: Path)
         cpfl.sweep(tmp_path / "s", cohorts=[4])
 
 
+def test_a_sweep_over_arguments_that_the_experiment_does_not_set(cpfl_command: Command, tmp_path: Path) -> None:
+    words = (*WORDS, "--set", "federation.server=fedadam", "--cohorts", "2", "--out", "s")
+    first = cpfl_command(*words, "--over", "federation.server_args.tau=0.01,0.1", "--json").good().json["runs"]
+    assert cpfl_command("resume", "s", "--json").good().json["runs"] == first
+    more = cpfl_command(*words, "--over", "federation.server_args.tau=0.1,1", "--json").good().json["runs"]
+    assert more[0] == first[1]
+    assert len(cpfl_command("resume", "s", "--json").good().json["runs"]) == 3
+    fixed = ("--set", "federation.server_args.tau=0.1", "--seeds", "1")
+    answer = cpfl_command(*words, *fixed)
+    assert answer.code == 2
+    assert "other settings (federation.server_args = {})" in answer.err
+
+
 def test_a_setting_must_have_an_effect_in_some_combination(cpfl_command: Command) -> None:
     rounds = ("--set", "stopping.rounds=3")
     words = ("sweep", "digits", "--set", "distillation.epochs=2", "--set", "max_rounds=5", *rounds, "--cohorts", "1")

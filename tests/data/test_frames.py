@@ -66,6 +66,11 @@ def test_columns_of_a_table() -> None:
     assert given.train.x.tolist() == [[50.0, 1.0], [60.0, 0.0]]
     assert given.class_names == ("ill", "well")
     assert said == ["the label is 'target', the inputs are 'age', 'ok'; not used: 'name'"]
+    of_a_part = pa.table({**held, "__index_level_0__": [7, 9]})  # of a frame's rows, by Dataset.from_pandas
+    given = given_arrays(of_a_part, None, None, notify=said.append)
+    assert given.train is not None
+    assert given.train.x.tolist() == [[50.0, 1.0], [60.0, 0.0]]
+    assert said[1].endswith("not used: 'name', '__index_level_0__'")
     held = {"ids": [[1, 2], [3, 4]], "mask": [[True, False]] * 2, "number": [7, 8], "y": [0, 1]}
     tokens = read(pa.table(held)).train
     assert tokens is not None

@@ -165,6 +165,9 @@ def test_unknown_name(tmp_path: Path) -> None:
 def test_bad_paths(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere' is a path that is not a folder"):
         load(str(tmp_path / "nowhere"), "train", [])
+    (tmp_path / "table.csv.gz").touch()
+    with pytest.raises(DataError, match=r"the file '.*table.csv.gz' is no data set: expected there"):
+        load(str(tmp_path / "table.csv.gz"), "train", [])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"empty' holds no data set: expected there: train-\*\.parquet"):
         load(str(tmp_path / "empty"), "train", [])

@@ -121,6 +121,14 @@ def test_labels_that_only_an_objective_can_judge(tmp_path: Path) -> None:
         federated.load(own, [], Given())
 
 
+@pytest.mark.parametrize(("suffix", "name"), [(".csv", ""), (".parquet", "__index_level_0__")])
+def test_the_index_that_pandas_writes_is_no_input(tmp_path: Path, suffix: str, name: str) -> None:
+    file = write(tmp_path / f"frame{suffix}", {name: np.arange(40), **TABLE})
+    found = loaded(file, ids=("ward",))
+    assert found.names == ("age", "dose")
+    assert np.array_equal(found.x, np.stack([AGE, DOSE], 1).astype(np.float32))
+
+
 def test_two_columns_that_may_be_the_label(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", {"age": AGE, "y": ILL, "class": WARD})
     with pytest.raises(DataError, match=r"columns y and class can both be labels: name one in data\.label"):
@@ -180,10 +188,12 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("t.csv", {"age": [1, 2, 3], "y": [0, "", 0]}, r"column 'y' of .* has no finite value in row 2"),
     ("t.csv", {"age": [1, 2, 3], "y": ["a", "", "b"]}, r"column 'y' of .* has no label in row 2"),
     ("t.csv", {"a": [1, 2, 3], "ca": [1, "?", 2], "y": [0, 1, 0]}, r"'ca' of .* has '\?' in row 2 and mostly numbers"),
+    ("t.csv", {"a": [1, 2, 3], "y": [0, "?", 1]}, r"column 'y' of .* has '\?' in row 2 and mostly numbers"),
     ("t.csv", {"age": [1, 1e300, 3], "y": [0, 1, 0]}, r"column 'age' of .* has numbers beyond 3\.40282e\+38"),
     ("t.csv", {"who": ["a", "b", "c"], "y": [0, 1, 0]}, "has no column of numbers beside labels and ids"),
     ("t.csv", {"age": [1, 2], "age,age": ["1,2", "2,3"], "y": [0, 1]}, r"t\.csv has 3 columns 'age': one is allowed"),
     ("t.csv", {"age": [1, 2], "dose": [1, "2,3"], "y": [0, 1]}, r"damaged or no \.csv file with names"),
+    ("t.csv", {"age": [], "y": []}, r"column 'age' of .*t\.csv holds nothing: the table has no rows"),
     ("t.npz", {"x": np.array(HOLE), "y": [0, 1, 0]}, r"array 'x' of .* has no finite value in row 2"),
     ("t.npz", {"x": np.ones((3, 2)), "y": [0, 1]}, r"different numbers of samples: x 3, y 2"),
     (
@@ -278,3 +288,13 @@ def test_a_run_on_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     run = cpfl.run(experiment, engine="reference", device="cpu", out=tmp_path / "run")
     assert run.summary["clients"] == 4
     assert cpfl.resume(tmp_path / "run").summary == run.summary
+
+
+def test_a_quick_test_with_fewer_clients_than_the_column_names(tmp_path: Path) -> None:
+    """A limit of samples leaves the first owners only, where a file has one after the other."""
+    train, public = {**TABLE, "ward": np.arange(40) // 10}, {"age": AGE, "dose": DOSE}
+    data = {"train": str(write(tmp_path / "t.csv", train)), "public": str(write(tmp_path / "p.csv", public))}
+    data |= {"train_limit": 15, "split": "column", "column": "ward"}
+    words = r"clients = 4 is more than the 2 values .* \(data.train_limit = 15\): set clients = 2 or fewer"
+    with pytest.raises(DataError, match=words):
+        federated.load(cpfl.Experiment(clients=4, data=data), [], Given())

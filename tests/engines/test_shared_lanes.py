@@ -175,11 +175,16 @@ class Listener(SweepCallback):
 
 def test_settings_that_keep_runs_apart_are_named(made: type[Counted], tmp_path: Path) -> None:
     listener, over = Listener(), {"federation.batch_size": [10, 20], "federation.lr": [0.05, 0.1]}
-    common: dict[str, Any] = {"engine": "lanes", "device": "cpu", "settings": SMALL | {"max_rounds": 1}}
+    common: dict[str, Any] = {
+        "engine": "lanes",
+        "device": "cpu",
+        "settings": SMALL | {"max_rounds": 1, "federation.lr": 1},
+    }
     cpfl.sweep("digits", cohorts=[1], over=over, out=tmp_path / "s", callback=listener, **common)
     assert made.made == 2
     told = [text for text in listener.messages if "groups" in text]
     assert told == ["the runs train in 2 groups, since lanes are shared by runs with the same federation.batch_size"]
+    assert "federation.lr is varied: its values in over count, not the single one" in listener.messages
 
 
 class Stopper(SweepCallback):

@@ -138,6 +138,16 @@ def test_changed_facts_are_refused(change: Callable[[dict[str, Any]], object], t
     assert not (trained / "summary.json").exists()
 
 
+def test_changed_facts_of_a_finished_run_are_blamed(run: Path) -> None:
+    """Not its outcome, which carries the identity that they change."""
+    path = run / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"engine": "lanes"}))
+    done = small_runs.cpfl("resume", run)
+    assert done.returncode == 2
+    assert "run.json was changed after it was written" in small_runs.one_sentence(done.stderr)
+    assert not done.stdout
+
+
 def test_changed_settings_are_refused_and_make_a_new_run(run: Path, tmp_path: Path) -> None:
     settings = (run / "experiment.toml").read_text()
     assert "lr = 0.05" in settings

@@ -75,7 +75,7 @@ def resume(
         return
     if jobs > 1:
         raise SettingError(f"--jobs {jobs} is for the runs of a sweep, and {path} is no sweep")
-    folder = RunFolder.open(path)
+    folder = RunFolder.open(path).verify()
     if folder.summary() is not None:
         (options.notify if as_json else options.say)(f"{path} is finished already")
     with _view(as_json, folder.experiment()) as callback:

@@ -4,6 +4,7 @@ Nothing is guessed and nothing is filled: a missing value is refused with its co
 """
 
 import math
+import re
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from cpfl.data.samples import Array
 from cpfl.errors import DataError, first_line
 
 SUFFIXES = (".csv", ".npz", ".parquet")
+INDEX = re.compile(r"(__index_level_\d+__|Unnamed: 0)?")  # what pandas calls the numbers of rows that it writes
 CSV_GROWTH = 8  # bytes in memory for one in the file, at most: a digit and its comma become a number
 
 Columns = dict[str, Array]
@@ -50,6 +52,11 @@ def _read(file: Path, only: Collection[str]) -> Columns:
     chosen = [name for name in every if not only or name in only]
     table = _csv(file, chosen) if file.suffix == ".csv" else parquet.read_table(file, chosen)
     return {name: _values(table.column(name), f"column '{name}' of {file}") for name in chosen}
+
+
+def is_index(name: str) -> bool:
+    """Whether a column holds the numbers of a pandas frame's rows, which are no inputs; one without a name does."""
+    return INDEX.fullmatch(name) is not None
 
 
 def names(file: Path) -> list[str]:
@@ -114,6 +121,8 @@ def npy_header(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
 def _values(column: pa.ChunkedArray, what: str) -> Array:
     """A column as an array: numbers, truth values, texts, or lists of numbers that are all of one length."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not len(column):
+        raise DataError(f"{what} holds nothing: the table has no rows")
     if column.null_count:
         _missing(what, int(pc.index(column.is_null(), True).as_py()))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):

@@ -140,10 +140,10 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     sets, count = {"training": train.y, "test": test.y}, data.classes or len(given.class_names)
     classes = objective.classes(sets, count)
     check_losses(objective, test.y, classes)
-    public = _fit(public, train, data.public_fit, experiment.seed)
+    public = fit(public, train, data.public_fit, experiment.seed)
     test, public = test.like(train), public.like(train)
     for name, samples in [("test", test), *([("public", public)] if has_public else [])]:
-        _check_shape(name, samples, train, data.inputs)
+        check_alike(name, samples, train, data.inputs)
     augmented = data.augment != "none"
     if augmented and (len(train.shape) != 3 or train.x.dtype != np.uint8):
         raise DataError(
@@ -203,21 +203,22 @@ def _hold_out_test(train: Samples, column: str) -> tuple[Samples, Samples]:
     return train.take(np.sort(order[held:])), train.take(np.sort(order[:held]))
 
 
-def _check_shape(name: str, samples: Samples, train: Samples, inputs: str) -> None:
-    if samples.shape != train.shape and not (samples.names and train.names):
-        hint = "; set data.public_fit=resize or crop for images" if name == "public" and len(train.shape) == 3 else ""
-        raise DataError(f"the {name} set's samples have shape {samples.shape}, the training set's {train.shape}{hint}")
-    if samples.fields != train.fields:
-        raise DataError(f"the {name} set's inputs are {_described(samples)}, the training set's {_described(train)}")
-    if samples.names != train.names:
+def check_alike(name: str, samples: Samples, other: Samples, inputs: str, whose: str = "training") -> None:
+    """Refuse a set whose samples are of another shape, type or names than those of the other set."""
+    if samples.shape != other.shape and not (samples.names and other.names):
+        hint = "; set data.public_fit=resize or crop for images" if name == "public" and len(other.shape) == 3 else ""
+        raise DataError(f"the {name} set's samples have shape {samples.shape}, the {whose} set's {other.shape}{hint}")
+    if samples.fields != other.fields:
+        raise DataError(f"the {name} set's inputs are {_described(samples)}, the {whose} set's {_described(other)}")
+    if samples.names != other.names:
         raise DataError(
-            f"the {name} set's columns are {', '.join(samples.names) or 'not named'}, the training set's "
-            f"{', '.join(train.names) or 'not named'}: the same in the same order are needed"
+            f"the {name} set's columns are {', '.join(samples.names) or 'not named'}, the {whose} set's "
+            f"{', '.join(other.names) or 'not named'}: the same in the same order are needed"
         )
-    kinds = [_kind(one, inputs) for one in (samples, train)]
+    kinds = [_kind(one, inputs) for one in (samples, other)]
     if kinds[0] != kinds[1]:
         raise DataError(
-            f"the {name} set's samples are {samples.x.dtype}, the training set's {train.x.dtype}: "
+            f"the {name} set's samples are {samples.x.dtype}, the {whose} set's {other.x.dtype}: "
             "both must be pixels (uint8), both integers or both numbers"
         )
     if len(samples) == 0:
@@ -236,7 +237,7 @@ def _described(samples: Samples) -> str:
     return ", ".join(named) or f"one array of {samples.x.dtype} {samples.shape}"
 
 
-def _fit(public: Samples, train: Samples, how: str, seed: int) -> Samples:
+def fit(public: Samples, train: Samples, how: str, seed: int) -> Samples:
     """Give public images the training images' channels and size, if the experiment allows it."""
     if how == "exact" or public.shape == train.shape or len(public.shape) != 3 or len(train.shape) != 3:
         return public

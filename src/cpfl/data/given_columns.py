@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from cpfl.data.columns import is_index
 from cpfl.data.given import as_array
 from cpfl.data.limit import as_text, check_size
 from cpfl.data.parquet import UNREADABLE, pixels_of
@@ -74,7 +75,7 @@ def label_columns(columns: Iterable[str], ids: Collection[str]) -> list[str]:
 
 
 def _with_inputs(columns: Columns, others: Collection[str], label: str, inputs: Sequence[str]) -> Roles:
-    rest = [name for name in columns if name not in others]
+    rest = [name for name in columns if name not in others and not is_index(name)]
     arrays = [name for name in rest if columns[name].ndim > 1]
     numbers = [name for name in rest if columns[name].ndim == 1 and columns[name].dtype.kind in NUMBERS]
     chosen = tuple(inputs or arrays or numbers)

@@ -177,6 +177,8 @@ def is_path(name: str) -> bool:
 def _not_found(name: str, roots: Sequence[Path]) -> str:
     if is_path(name) and not os.path.exists(expanded(Path(name), "the data set")):
         return f"the data set '{name}' is a path that is not a folder or table: expected there: {LAYOUTS}"
+    if is_path(name) and os.path.isfile(expanded(Path(name), "the data set")):
+        return f"the file '{name}' is no data set: expected there: {LAYOUTS}"
     if is_path(name):
         return f"the folder '{name}' holds no data set: expected there: {LAYOUTS}"
     searched = ", ".join(str(root / name) for root in roots)

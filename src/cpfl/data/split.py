@@ -13,7 +13,7 @@ from cpfl.errors import DataError
 from cpfl.objectives.base import NOT_COUNTED, Labels, Objective
 from cpfl.objectives.base import objective as objective_of
 from cpfl.randomness import stream, streams
-from cpfl.settings import Experiment
+from cpfl.settings import Data, Experiment
 
 Index = NDArray[np.int64]
 NOBODY = -1  # the owner of a sample that no client holds
@@ -92,7 +92,7 @@ def split(experiment: Experiment, train: Samples) -> Clients:
             labels = single_labels(experiment, train)
             owner = dealt(np.argsort(labels, kind="stable"), np.argsort(order) // data.shards, len(order))
         case "column":
-            owner = by_column(train, data.column, clients)
+            owner = by_column(train, data, clients)
     owner = repair(owner, clients, seed)
     order = np.argsort(owner, kind="stable")[np.count_nonzero(owner == NOBODY) :]
     starts = np.concatenate([[0], np.cumsum(np.bincount(owner[owner != NOBODY], minlength=clients))])
@@ -146,11 +146,15 @@ def id_column(train: Samples, column: str) -> Array:
     return train.columns[column]
 
 
-def by_column(train: Samples, column: str, clients: int) -> Index:
+def by_column(train: Samples, data: Data, clients: int) -> Index:
     """The natural split: one client per value of an id column, a subset that is the same for all seeds."""
-    values, owner = np.unique(id_column(train, column), return_inverse=True)
+    values, owner = np.unique(id_column(train, data.column), return_inverse=True)
     if clients > len(values):
-        raise DataError(f"clients = {clients} is more than the {len(values)} values of data.column = {column!r}")
+        limit = f" (data.train_limit = {data.train_limit})" if data.train_limit else ""
+        raise DataError(
+            f"clients = {clients} is more than the {len(values)} values of data.column = {data.column!r}{limit}: set "
+            f"clients = {len(values)} or fewer"
+        )
     chosen = np.sort(stream(0, "subset").permutation(len(values))[:clients])
     client_of = np.full(len(values), NOBODY)
     client_of[chosen] = np.arange(clients)

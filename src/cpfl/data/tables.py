@@ -105,7 +105,8 @@ def samples(
     labelled
         Whether labels are taken over.
     """
-    given = {name: values for name, values in columns.items() if name not in (roles.label, *roles.ids)}
+    others = {roles.label, *roles.ids, *filter(files_of.is_index, columns)}
+    given = {name: values for name, values in columns.items() if name not in others}
     ids = {name: columns[name] for name in roles.ids if name in columns}
     arrays = {name: values for name, values in given.items() if values.ndim > 1}
     numbers = {name: values for name, values in given.items() if values.ndim == 1 and values.dtype.kind != "U"}
@@ -144,6 +145,8 @@ def _numbered(values: Array, names: tuple[str, ...], what: str) -> Array:
             raise DataError(f"{what} has numbers, and another split has names: labels must be of one kind")
         if (labels == "").any():
             raise DataError(f"{what} has no label in row {int(np.argmax(labels == '')) + 1}")
+        if labels.ndim == 1:
+            _no_number_is_a_text(labels, what)
         return np.asarray(np.searchsorted(np.asarray(names), labels))
     if labels.dtype.kind == "f":
         numbers = labels.astype(np.float64)
@@ -153,7 +156,7 @@ def _numbered(values: Array, names: tuple[str, ...], what: str) -> Array:
 
 
 def _no_number_is_a_text(values: Array, what: str) -> None:
-    """Refuse a column of numbers that a few other entries make a column of texts, which would be no input."""
+    """Refuse a column of numbers that a few other entries make a column of texts: no input, or names of classes."""
     numbers = np.array([_is_number(text) for text in values.tolist()])
     if 0 < numbers.sum() < len(values) <= 2 * numbers.sum():
         row = int(np.argmin(numbers))

@@ -15,8 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from cpfl import method, models
 from cpfl.api import RUNS, execute, new_name
 from cpfl.callbacks import Callback
-from cpfl.data.federated import labelled
-from cpfl.data.samples import Samples
+from cpfl.data.federated import check_alike, fit, labelled
 from cpfl.data.split import Clients
 from cpfl.deploy import run_config
 from cpfl.deploy.client import known_task
@@ -110,11 +109,11 @@ def server_task(experiment: Experiment, model: UserModel, test: Any, public: Any
     assert test_set.y is not None
     classes = objective.classes({"test": test_set.y}, experiment.data.classes or len(given.class_names))
     check_losses(objective, test_set.y, classes)
-    if given.public.shape != shape:
-        raise DataError(f"the public set's samples have shape {given.public.shape}, the test set's {shape}")
-    no_train = Samples(given.test.x[:0], test_set.y[:0])
+    public_set = fit(given.public, test_set, experiment.data.public_fit, experiment.seed).like(test_set)
+    check_alike("public", public_set, test_set, experiment.data.inputs, "test")
+    no_train = test_set.take(np.zeros(0, np.int64))
     clients = Clients(np.zeros(0, np.int64), np.zeros(experiment.clients + 1, np.int64), np.zeros(0, np.bool_))
-    task = known_task(experiment, model, no_train, test_set, given.public, classes, clients)
+    task = known_task(experiment, model, no_train, test_set, public_set, classes, clients)
     if other := experiment.distillation.student:
         build_student = models.factory(Model(name=other), shape, task.data.outputs, "distillation.student")
         task = replace(task, build_student=build_student)

@@ -8,7 +8,7 @@ from torch import nn
 
 from cpfl.errors import FAILURES, ModelError, first_line
 from cpfl.models import trained
-from cpfl.models.start import listed
+from cpfl.models.checks import listed
 
 
 def copied(model: nn.Module) -> nn.Module:

@@ -28,7 +28,10 @@ class Layout:
 
     @classmethod
     def from_module(cls, module: nn.Module, by_name: bool = False, channels_last: bool = False) -> "Layout":
-        """The layout of a model, its tensors in the module's order or by name."""
+        """The layout of a model, its tensors in the module's order, or by name and those of an odd size last.
+
+        So each of the others lies where pairs of numbers can be viewed as complex ones.
+        """
         parameters, every = models.trained(module), dict(module.named_parameters(remove_duplicate=False))
         first = {id(value): name for name, value in parameters.items()}
         once = {id(value): value.detach() for value in every.values() if id(value) not in first}  # the same if tied
@@ -37,7 +40,9 @@ class Layout:
         state = module.state_dict()  # without buffers that are not persistent: those belong to the module alone
         named = module.named_buffers(remove_duplicate=False)
         buffers = {name: value.detach() for name, value in named if name in state}
-        shapes = {name: state[name].shape for name in (sorted(parameters) if by_name else parameters)}
+        sizes = {name: value.numel() for name, value in parameters.items()}
+        order = sorted(sizes, key=lambda name: (sizes[name] % 2, name)) if by_name else sizes
+        shapes = {name: state[name].shape for name in order}
         size = sum(shape.numel() for shape in shapes.values())
         return cls(shapes, size, buffers, frozen, ties, channels_last)
 

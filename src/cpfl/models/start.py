@@ -3,7 +3,6 @@
 What is frozen never changes. So every module that is built later, the student too, has it from the start.
 """
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -13,13 +12,12 @@ from torch import nn
 from cpfl.errors import ModelError, first_line
 from cpfl.models import ModelFactory, State, fresh, state_of, trained
 from cpfl.models.adapter import Inputs
-from cpfl.models.checks import check
+from cpfl.models.checks import check, check_names, listed, tensors_of
 from cpfl.models.layout import Layout
 from cpfl.objectives.base import Answer
 from cpfl.settings import Model
 
 FRESH, AS_GIVEN = "fresh", "given"  # model.start; anything else is a file
-SHOWN = 3  # names in a sentence
 
 
 def initial(
@@ -38,6 +36,9 @@ def initial(
     module = reproducible(build, seed, "init", dtype)
     if file is not None:
         put(module, read(file, module))
+    if beyond := [name for name, value in trained(module).items() if not value.isfinite().all()]:
+        source = "the model" if file is None else f"model.start = {str(file)!r}"
+        raise ModelError(f"{source} has weights that are no finite number: {listed(beyond)}")
     state, layout = state_of(module), Layout.from_module(module)
     check(module, x, expected)
     fixed = layout.frozen if settings.start == FRESH else state
@@ -48,13 +49,14 @@ def initial(
 def reproducible(build: ModelFactory, seed: int, purpose: str, dtype: torch.dtype) -> nn.Module:
     """A new model; refused if a second one with the same seed is another one, or has parts of the first."""
     module, again = (fresh(build, seed, purpose, dtype) for _ in range(2))
+    check_names(module)
     own, other = trained(module), trained(again)
     if any(value is other.get(name) for name, value in own.items()):
         raise ModelError(
             "the function that builds the model gives the same parameters each time: build all of it anew, or give the "
             "model object itself"
         )
-    one, two = _tensors(module), _tensors(again)
+    one, two = tensors_of(module), tensors_of(again)
     different = [name for name, value in one.items() if name not in two or not _equal(value, two[name])]
     if different or one.keys() != two.keys():
         raise ModelError(
@@ -85,7 +87,7 @@ def holding(build: ModelFactory, state: State) -> ModelFactory:
 
 def put(module: nn.Module, state: State) -> None:
     """Make copies of these numbers the module's, in their own precision."""
-    own = _tensors(module)
+    own = tensors_of(module)
     for name, value in state.items():
         own[name].data = value.clone()
 
@@ -96,7 +98,7 @@ def read(file: Path, module: nn.Module) -> State:
         found = safetensors.torch.load_file(file)
     except Exception as error:  # safetensors has no common error for damaged files
         raise ModelError(f"model.start = {str(file)!r} is no safetensors file: {first_line(error)}") from None
-    own = _tensors(module)
+    own = tensors_of(module)
     expected = {name: own[name] for name in module.state_dict()}
     held = {id(own[name]) for name in found if name in own}  # a file may hold one name of what has several
     wrong = {
@@ -109,11 +111,6 @@ def read(file: Path, module: nn.Module) -> State:
     return {name: found[name].to(own[name].dtype) for name in expected if name in found}
 
 
-def _tensors(module: nn.Module) -> Mapping[str, torch.Tensor]:
-    buffers = dict(module.named_buffers(remove_duplicate=False))
-    return {**buffers, **dict(module.named_parameters(remove_duplicate=False))}
-
-
 def _differ(found: torch.Tensor, own: torch.Tensor) -> bool:
     """Whether a tensor cannot take another's place: any precision will do."""
     return found.shape != own.shape or found.is_floating_point() != own.is_floating_point()
@@ -121,9 +118,3 @@ def _differ(found: torch.Tensor, own: torch.Tensor) -> bool:
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few names for a sentence."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -127,8 +127,9 @@ class SweepGrid:
         if before is None:
             return self
         tree = before.base.model_dump(mode="json")
-        keys = {key for grid in (self, before) for settings in grid.runs.values() for key in settings}
-        same = {**self.given, **{key: value_of(tree, key) for key in keys}}
+        varied = {key for grid in (self, before) for settings in grid.runs.values() for key in settings}
+        # Arguments that only its runs set are not there.
+        same = {**self.given, **{key: value for key in varied if (value := value_of(tree, key)) is not None}}
         _check_equal(experiment_file.with_settings(self.base, same, strict=False), before.base, folder)
         both = replace(self, base=before.base, given=before.given, runs={**before.runs, **self.runs})
         for name in self.runs:  # as resuming the sweep would run it

@@ -82,6 +82,8 @@ def sweep(
         if base.clients == UNKNOWN:
             base = with_clients(base, _given(base, common))
         check_public(base, experiment, {*(settings or ()), *(over or ())})
+        for key in sorted({*(settings or ())} & {*(over or ())}):
+            callback.on_message(f"{key} is varied: its values in over count, not the single one")
         folder = expanded(Path(out), "out") if out is not None else default_folder(base)
         grid = SweepGrid.from_values(base, cohorts, seeds, over or {}, settings)
     if common.get("data") is not None:

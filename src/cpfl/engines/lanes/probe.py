@@ -101,6 +101,8 @@ def in_lanes(task: Task, x: Inputs, y: Tensor) -> str:
         expected = by_itself(task, model, part(x, slice(filled)), y[:filled])
         for found, name in ((gradients_LP[lane], "gradients"), (new_LQ[lane], "running statistics")):
             wanted = expected[name]
+            if not torch.isfinite(wanted).all():
+                return f"its {name} are not all numbers"
             rounding = ROUNDING[task.experiment.precision] * float(wanted.abs().max()) if len(wanted) else 0.0
             if not torch.allclose(found, wanted, rtol=0, atol=rounding):
                 return f"its {name} are others there"

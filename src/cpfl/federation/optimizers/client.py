@@ -132,7 +132,7 @@ class FedDyn(SGD):
         self, federation: Federation, alpha: float = 0.01, nesterov: bool = False, weight_decay: float = 0.0
     ) -> None:
         super().__init__(federation, nesterov, weight_decay)
-        require("alpha", alpha, 0 < alpha <= FLOAT32, f"above 0, at most {FLOAT32:g}")
+        require("alpha", alpha, 1e-12 <= alpha <= FLOAT32, f"1e-12 to {FLOAT32:g}")
         self.alpha = alpha
 
     def step(self, params: Tensor, gradient: Tensor, state: ClientState) -> None:

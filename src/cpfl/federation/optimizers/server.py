@@ -11,6 +11,7 @@ from cpfl.registry import require
 from cpfl.settings import Federation
 from cpfl.settings.types import FLOAT32, MOST
 
+SMALLEST = 1e-12  # that single precision can divide by and square
 ADAPTIVE_LR = 10**-1.5  # in the middle of what Reddi et al. 2021 search; to be tuned, as they do
 
 
@@ -56,7 +57,7 @@ class FedAdam(ServerOptimizer):
         require("lr", lr, 0 < lr <= FLOAT32, f"above 0, at most {FLOAT32:g}")
         require("beta1", beta1, 0 <= beta1 < 1, "0 or more, below 1")
         require("beta2", beta2, 0 <= beta2 < 1, "0 or more, below 1")
-        require("tau", tau, 0 < tau <= MOST, f"above 0, at most {MOST:,}")
+        require("tau", tau, SMALLEST <= tau <= MOST, f"{SMALLEST:g} to {MOST:,}")
         self.lr, self.beta1, self.beta2, self.tau = lr, beta1, beta2, tau
 
     def initial_value(self, name: str) -> float:
