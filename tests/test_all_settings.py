@@ -18,6 +18,9 @@ SETTINGS = {info.key: info for info in describe.all_settings()}
 REGISTRIES = {name: value for name, value in vars(choices).items() if isinstance(value, Registry)}
 AUGMENTED = {"data.augment": "crop-flip-cutout"}
 JOINT = {"stopping.rule": "joint"}
+MEET = {"meetings.rule": "mean", "meetings.interval": "1h"}
+MERGE = {"meetings.final": "merge"}
+PRIVATE = MERGE | {"data.public": "none"}
 # Every setting with a condition: changes of the default experiment under which it has an effect, and has none.
 CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "data.alpha": ({}, {"data.split": "iid"}),
@@ -25,6 +28,22 @@ CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "data.classes": ({}, {"model.objective": "regression"}),
     "data.column": ({"data.split": "column"}, {}),
     "data.shards": ({"data.split": "shards"}, {}),
+    **{f"data.public_{key}": ({}, PRIVATE) for key in ("splits", "mean", "std", "fit", "limit")},
+    **{
+        f"distillation.{key}": ({}, MERGE)
+        for key in (
+            "augment",
+            "loss",
+            "loss_args",
+            "epochs",
+            "batch_size",
+            "lr",
+            "lr_schedule",
+            "student_init",
+            "student",
+        )
+    },
+    "meetings.final": ({}, {"cohorts": 1}),
     "data.validation_min_samples": ({}, {"data.validation": 0}),
     "data.augment_validation": (AUGMENTED, {}),
     "federation.local_epochs": ({}, {"federation.local_steps": 3}),
@@ -42,6 +61,10 @@ CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "stopping.min_gain": (JOINT, {}),
     "stopping.eval_window": (JOINT, {}),
     "stopping.client_fraction": (JOINT, JOINT | {"stopping.metric": "public-agreement"}),
+    "meetings.rule": ({}, {"cohorts": 1}),
+    "meetings.rule_args": (MEET, {}),
+    "meetings.interval": (MEET, {}),
+    "meetings.server_state": (MEET | {"federation.server": "fedavgm"}, MEET),
     "devices.compute_ms": ({"devices.trace": "fixed"}, {}),
     "devices.network_kbps": ({"devices.trace": "fixed"}, {}),
     "devices.online_hours": ({"devices.availability": "synthetic"}, {}),
@@ -55,6 +78,7 @@ CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "privacy.delta": ({"privacy.epsilon": 1}, {}),
 }
 VALUES = {"data.column": "writer", "federation.lr_schedule_args": {"rounds": 9}, "stopping.rounds": 9}  # else defaults
+VALUES["meetings.interval"] = "2h"
 
 
 def value(key: str) -> Any:

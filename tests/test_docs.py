@@ -40,12 +40,18 @@ def test_page(page: Path, tmp_path: Path) -> None:
             assert block["note"] in ELSEWHERE, f"{page.name}: an unknown reason not to run a block: {block['note']}"
         elif block["kind"] == "sh":
             for words in commands(block["text"]):
-                more = [word for setting in SHORTER.get(words[0], ()) for word in ("--set", setting)]
+                shorter = [one for one in SHORTER.get(words[0], ()) if one.split(".")[0] not in without(words)]
+                more = [word for setting in shorter for word in ("--set", setting)]
                 ended(Program([*words, *more], tmp_path, os.environ), f"{page.name}: cpfl {shlex.join(words)}")
         elif block["kind"] == "python" and block["text"] not in shown.values():
             out = ended(Program([block["text"]], tmp_path, os.environ, PYTHON), f"{page.name}:\n{block['text']}")
             accuracy = re.match(r"\d+\.\d+", out)
             assert accuracy is None or float(accuracy[0]) > 75, f"{page.name}: it learns nothing: {out}"
+
+
+def without(words: list[str]) -> set[str]:
+    """Sections that have no effect in a command: what is merged is not distilled."""
+    return {"distillation"} if "meetings.final=merge" in words else set()
 
 
 def ended(process: Program, what: str) -> str:

@@ -43,6 +43,7 @@ COLUMNS = {"given": "columns", "clients": 2, "cohorts": 2}
 JOINT = {"stopping.rule": "joint", "stopping.eval_interval": 1, "max_rounds": 8}
 QUORUM = {"snapshots": "1 rounds", "stopping.rule": "budget", "stopping.max_hours": 0.01, "distillation.quorum": 0.5}
 QUORUM |= {"max_rounds": 4}
+MEET = {"meetings.rule": "mean", "meetings.interval": "1 rounds", "max_rounds": 3}
 # What a run begins with, where a setting, or one of its values, has no effect on the base alone.
 WHERE: dict[str, dict[str, Any]] = {
     "data.column": COLUMNS | {"data.split": "column", "data.column": "odd"},
@@ -84,6 +85,10 @@ WHERE: dict[str, dict[str, Any]] = {
     "stopping.min_gain": JOINT,
     "stopping.eval_window": JOINT,
     "stopping.client_fraction": JOINT,
+    "meetings.rule_args": MEET,
+    "meetings.interval": MEET,
+    "meetings.server_state": MEET | {"federation.server": "fedavgm", "max_rounds": 3},
+    "meetings.rule": {"max_rounds": 3},
     "devices.compute_ms": {"devices.trace": "fixed"},
     "devices.network_kbps": {"devices.trace": "fixed"},
     "devices.online_hours": AWAY,
@@ -108,6 +113,7 @@ WITH: dict[str, dict[str, Any]] = {
     "stopping.rule rounds": {"stopping.rounds": 1},
     "stopping.rule budget": {"stopping.max_hours": 0.001},
     "stopping.rule joint": {"stopping.eval_interval": 1},
+    **{f"meetings.rule {name}": {"meetings.interval": "1 rounds"} for name in ("mean", "outer", "distill")},
 }
 # A value other than the present one, where the next number or half of it would not do.
 VALUES: dict[str, Any] = {
@@ -147,6 +153,8 @@ VALUES: dict[str, Any] = {
     "stopping.rule_args": {"x": 1},
     "stopping.min_gain": 0.0,
     "stopping.eval_window": 4,
+    "meetings.rule_args": {"weights": "work"},
+    "meetings.interval": "2 rounds",
     "devices.trace": "fixed",
     "devices.availability": "synthetic",
     "distillation.aggregation_args": {"x": 1},
@@ -182,7 +190,7 @@ OWN = (
 # How many arguments the package passes to a class before its own.
 PASSED = {
     "federation.client": 1, "federation.server": 1, "federation.selection": 1, "stopping.rule": 1,
-    "distillation.aggregation": 1, "distillation.loss": 2,
+    "distillation.aggregation": 1, "distillation.loss": 2, "meetings.rule": 2,
 }  # fmt: skip
 # What a run begins with for the arguments of a class; `args` are its other arguments.
 CLASSES: dict[str, dict[str, Any]] = {
@@ -197,6 +205,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "oort.pacer_seconds": {"args": {"explore": 0.5}} | FEW,
     "oort.pacer_rounds": {"args": {"explore": 0.5, "pacer_seconds": 10.0}} | FEW,
     "krum.num_byzantine": {"cohorts": 1},
+    "meetings.rule": {"meetings.interval": "1 rounds", "max_rounds": 3},
     "assignment.rule multi-objective": {"clients": 24},
     "assignment.rule column": OWNERS | {"args": {"column": "odd"}},
     "assignment.rule csv": {"args": {"file": "cohorts.csv"}},
@@ -212,6 +221,7 @@ ARGUMENTS: dict[str, Any] = {
     "oort.explore_least": 0.9, "oort.pacer_seconds": 1000.0, "oort.pacer_rounds": 1, "refl.alpha": 1.0,
     "refl.accuracy": 0.0, "trimmed-mean.trim": 0.0, "multi-objective.skew_weight": 0.0,
     "multi-objective.speed_weight": 0.0, "per-position.ignore": 0, "multi-label.metric": "f1",
+    "mean.weights": "work", "outer.weights": "work",
 }  # fmt: skip
 # It is an SGD without momentum; a linear layer takes no integers; there is one label for each sample.
 REFUSED = ("scaffold.nesterov", "data.inputs integers", "model.objective per-position")
@@ -252,6 +262,8 @@ class Runs:
         settings = {key: value for key, value in BASE.items() if key not in changes} | dict(changes)
         if changes.get("model.name", "mlp") != "mlp" or "model.args" in changes:
             settings.pop("model.args.hidden", None)
+        if changes.get("meetings.final") == "merge":  # these would have no effect
+            settings = {key: value for key, value in settings.items() if not key.startswith("distillation.")}
         if "file" in settings.get("assignment.rule_args", {}):
             settings["assignment.rule_args"] = {"file": str(self._folder / settings["assignment.rule_args"]["file"])}
         if "model.start" in settings:

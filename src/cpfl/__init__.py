@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cpfl.federation.selection.base import Selection
     from cpfl.federation.stopping import StoppingRule
     from cpfl.inference.global_model import export
+    from cpfl.meetings.rules import Contribution, MeetingRule
     from cpfl.objectives.base import Objective
     from cpfl.report import report
     from cpfl.settings import Experiment
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from cpfl.sweep.redistill import redistill
 
 __all__ = [
-    "Callback", "ClientOptimizer", "CohortAssignment", "CpflError", "DistillationLoss", "Engine", "Experiment",
-    "Objective", "Run", "Selection", "ServerOptimizer", "StoppingRule", "TeacherAggregation", "TeacherWeights",
-    "bound", "distill", "export", "load_experiment", "load_run", "redistill", "report", "resume", "run", "sweep",
+    "Callback", "ClientOptimizer", "CohortAssignment", "Contribution", "CpflError", "DistillationLoss", "Engine",
+    "Experiment", "MeetingRule", "Objective", "Run", "Selection", "ServerOptimizer", "StoppingRule",
+    "TeacherAggregation", "TeacherWeights", "bound", "distill", "export", "load_experiment", "load_run", "redistill",
+    "report", "resume", "run", "sweep",
 ]  # fmt: skip
 _NAMES = {
     "cpfl.api": ("Run", "distill", "load_run", "resume", "run"),
@@ -46,6 +48,7 @@ _NAMES = {
     "cpfl.federation.selection.base": ("Selection",),
     "cpfl.federation.stopping": ("StoppingRule",),
     "cpfl.inference.global_model": ("export",),
+    "cpfl.meetings.rules": ("Contribution", "MeetingRule"),
     "cpfl.objectives.base": ("Objective",),
     "cpfl.sweep.redistill": ("redistill",),
     "cpfl.report": ("report",),

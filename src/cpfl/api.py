@@ -13,12 +13,14 @@ import torch
 
 from cpfl import method, trackers
 from cpfl.callbacks import Callback, CallbackList
+from cpfl.data.federated import NO_PUBLIC
 from cpfl.distillation.ensemble import check_distillation
 from cpfl.engines.base import Engine
 from cpfl.engines.create import NAMES, check_engine, create_engine, resolve_engine, torch_device
 from cpfl.engines.ray import ClusterConfig, resolve_cluster
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
+from cpfl.meetings.rules import meeting_rule
 from cpfl.models import State
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
@@ -122,6 +124,7 @@ def run(
     chosen = with_clients(chosen, arrays)
     task = load_task(chosen, data, model, arrays, callback.on_message)
     check_distillation(chosen.distillation, task)
+    meeting_rule(task, torch.device("cpu"))
     if chosen.cohorts == 1:  # no mistake: presets, and scripts over n, have the same settings for every n
         callback.on_message(ONE_COHORT)
     on_workers = engine == "ray"  # which may have other devices than this process: they decide
@@ -204,6 +207,8 @@ def distill(
     callback = callback or Callback()
     if folder.experiment().cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
         callback.on_message(ONE_COHORT)
+    if folder.experiment().data.public == NO_PUBLIC and public is None:
+        raise SettingError(f'{folder.path} has no public samples (data.public = "none"): give public, from Python')
     given = given_arrays(train, test, public, folder.experiment(), callback.on_message)
     task = reload_task(folder, data, model, given, callback.on_message, changed.student, public is not None)
     check_distillation(changed, task)
@@ -224,6 +229,10 @@ def changed_distillation(experiment: Experiment, changes: Mapping[str, Any]) -> 
         own.setdefault("quorum", 1.0)
     elif "quorum" in own:
         own.setdefault("at", "")
+    if experiment.merges:  # it is distilled now
+        final = experiment.meetings.model_copy(update={"final": "distill"})
+        data = experiment.data.model_copy(update={"public": GIVEN})
+        experiment = experiment.model_copy(update={"meetings": final, "data": data})
     return experiment_file.with_settings(experiment, {f"distillation.{k}": v for k, v in own.items()}).distillation
 
 

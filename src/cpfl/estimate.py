@@ -52,9 +52,9 @@ def _seconds(task: Task, device: torch.device) -> tuple[float, float]:
     with models.threads(1):  # as engines do
         largest = local_training.largest_batch(experiment.federation, int(data.clients.training_sizes.max()))
         step = _timed(task, module, device, largest)
-    batch = min(distillation.batch_size, len(data.public), 64)
+    batch = max(1, min(distillation.batch_size, len(data.public), 64))
     per_sample = _timed(task, module, device, batch) / batch
-    teachers = experiment.cohorts if experiment.cohorts > 1 else 0
+    teachers = experiment.cohorts if experiment.cohorts > 1 and not experiment.merges else 0
     passes = teachers * labelled_views(distillation, experiment.data.augment)
     if distillation.flip_average and augmentation(distillation, experiment.data.augment) != "none":
         passes *= 2

@@ -2,10 +2,12 @@
 
 Assign    M clients are split into n cohorts.
 Train     Every cohort runs its own federated learning, in parallel and with no barrier, until its stopping rule fires.
-          (Under the rule joint they wait for each other at evaluations.)
+          (If they are to meet, they wait every so many hours or rounds, and continue from their merged model. Under
+          the rule joint they wait for evaluations.)
 Distill   The cohort models θ_i become teachers. For a public, unlabelled sample x the teachers' logits z_i = f(x; θ_i)
           are aggregated with the weights p_i: z̃ = Σ_i p_i ⊙ z_i. A student θ_s minimises ‖f(x; θ_s) − z̃‖₁ (or another
-          loss). With n = 1 there is nothing to distill: the cohort model is the result.
+          loss). With n = 1 there is nothing to distill: the cohort model is the result. (Or the mean of the cohort
+          models is the result, if the experiment says so: that needs no public samples.)
 """
 
 import time
@@ -21,6 +23,7 @@ from cpfl.distillation.student import EpochRecord, initial_student, train_studen
 from cpfl.distillation.views import Views
 from cpfl.engines.base import Engine
 from cpfl.federation.session import Session
+from cpfl.meetings.final import merged
 from cpfl.phases import Phases
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.teachers import Teachers
@@ -35,6 +38,8 @@ def cpfl(task: Task, engine: Engine, run: RunRecorder, device: torch.device) -> 
     sessions = open_sessions(task)
     train_cohorts(task, sessions, engine, run, device)
     teachers = run.teachers(task.experiment.distillation, sessions)
+    if task.experiment.merges:
+        return merge(task, teachers, device)
     return distill(task, teachers, task.experiment.distillation, device, run.on_epoch, engine)
 
 
@@ -46,9 +51,9 @@ def open_sessions(task: Task) -> list[Session]:
 def train_cohorts(
     task: Task, sessions: Sequence[Session], engine: Engine, run: RunRecorder, device: torch.device
 ) -> None:
-    """Federated learning inside every cohort, until all of them have stopped."""
+    """Federated learning inside every cohort, with or without meetings, until all of them have stopped."""
     with run.training(sessions) as on_round:
-        if task.experiment.stopping.rule == "joint":
+        if task.experiment.meets or task.experiment.stopping.rule == "joint":
             Phases(task, sessions, run, device, on_round).train(engine)
         else:
             engine.train_cohorts(sessions, on_round)
@@ -72,8 +77,24 @@ def distill(
         accuracies = test.accuracies(ensemble, teachers.states())
         if len(teachers.cohorts) == 1:
             return test.results(ensemble.modules[0], *accuracies, epochs=[], seconds=0.0)
+        mean = merged(task, teachers)
+        also = {} if mean is None else test.merged_accuracy(ensemble.modules[0], mean)
         student = initial_student(task, ensemble, teachers.states, settings)
         views = Views(task, ensemble, teachers.states, settings, engine if engine.width else None)
         loss = distillation_loss(settings, ensemble.aggregation.probabilities, task.data.objective)  # ‖f(x; θ_s) − z̃‖₁
         epochs = train_student(student, views, loss, settings, task, precision, test.accuracy, on_epoch, engine.pause)
-        return test.results(student, *accuracies, epochs=epochs, seconds=time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return test.results(student, *accuracies, epochs=epochs, seconds=seconds, merged=also)
+
+
+def merge(task: Task, teachers: Teachers, device: torch.device) -> Distilled:
+    """The mean of the cohort models is the global model: nothing is distilled, and no public samples are needed."""
+    models.choose_arithmetic(task.experiment.precision)
+    precision = Precision(device, task.experiment.precision)
+    with models.threads_for(task.start):
+        ensemble = Ensemble(task, teachers.cohorts, task.experiment.distillation, precision)
+        test, module = TestSet(task, precision), ensemble.modules[0]
+        accuracies = test.accuracies(ensemble, teachers.states())
+        mean = merged(task, teachers)
+        also = {} if mean is None else test.merged_accuracy(module, mean)  # None: of one cohort; it is loaded
+        return test.results(module, *accuracies, epochs=[], seconds=0.0, merged=also)

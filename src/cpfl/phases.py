@@ -1,156 +1,65 @@
-"""The stopping rule `joint`: cohorts train in phases, after which the ensemble of all of them is evaluated.
+"""Phases: cohorts train, then wait for each other, and are evaluated together (stopping rule joint) or meet.
 
-At the end of a phase the cohorts wait for each other, then all continue or all stop. An evaluation is on disk before
-any cohort acts on it, and the last round of a phase is recorded only then, so that its record can say whether the
-cohort stopped. A run that was killed repeats an evaluation that is missing; cohorts that resume before one that is
-there follow it.
+What is decided then is on disk before any cohort acts on it, and the last round of a phase is recorded only then, so
+that its record can say whether the cohort stopped. A run that was killed repeats a decision that is missing; cohorts
+that resume before one that is there follow it.
 """
 
-import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
-from cpfl.distillation.evaluation import EVALUATORS
 from cpfl.engines.base import Engine, OnRound
-from cpfl.errors import DamagedError
-from cpfl.federation import stopping
-from cpfl.federation.messages import Cost
-from cpfl.federation.selection.base import round_cpu_seconds
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.federation.stopping import ROUNDING, Evaluation
-from cpfl.runs import files, records
+from cpfl.meetings.evaluations import Evaluations
+from cpfl.meetings.meetings import Meetings
 from cpfl.runs.recorder import RunRecorder
 from cpfl.task.task import Task
 
 
+class Decisions(Protocol):
+    """What is decided at the ends of phases."""
+
+    @property
+    def done(self) -> Sequence[object]:
+        """The decisions on disk, one for each phase that has ended."""
+
+    def decide(self, waiting: Sequence[Session]) -> str:
+        """Decide what follows for these cohorts, and write it; or the reason why they stop without a decision."""
+
+    def apply(self, session: Session, closed: ClosedRound) -> ClosedRound:
+        """What the next decision means for a cohort that waits: the same now as after any kill."""
+
+
 class Phases:
-    """One run from evaluation to evaluation; `on_round` is called when a round's record is final."""
+    """Trains the cohorts of a run phase by phase; `on_round` is called when a round's record is final."""
 
     def __init__(
         self, task: Task, sessions: Sequence[Session], run: RunRecorder, device: torch.device, on_round: OnRound
     ) -> None:
-        self._sessions, self._on_round, self._notify = sessions, on_round, run.callback.on_message
-        self._stopping = task.experiment.stopping
-        self._evaluator = EVALUATORS[self._stopping.metric](task, task.experiment.distillation, device)
-        public = self._stopping.metric == "public-agreement"
-        self._metric = "agreement" if public else task.data.objective.metric
-        self._path, self._identity = run.folder.evaluations(), run.folder.identity
-        records.repair(self._path)
-        try:
-            self._done = [Evaluation(**line) for line in records.read_sealed(self._path, self._identity)]
-        except TypeError:  # valid JSON of a foreign shape
-            raise DamagedError(f"{self._path} is damaged: a line is not that of an evaluation") from None
-        if self._stopping.max_cpu_hours:
-            self._share_first_phase(task)
+        kind = Meetings if task.experiment.meets else Evaluations
+        self._sessions, self._on_round = sessions, on_round
+        self._decisions: Decisions = kind(task, sessions, run, device)
         self._ended: dict[int, ClosedRound] = {}  # the last round of a phase, of the cohorts that wait
-
-    def _share_first_phase(self, task: Task) -> None:
-        """Share the limit for the first phase, by what devices and data say of a round."""
-        sizes = task.data.clients.training_sizes
-        expected = round_cpu_seconds(task.experiment.federation, task.fleet, sizes, task.cohorts)
-        limit, price = self._stopping.max_cpu_hours * 3600, self._evaluator.cost().cpu_seconds
-        budgets = stopping.share_budget(limit, price, self._stopping.eval_interval, [0.0] * len(expected), expected)
-        for session, seconds in zip(self._sessions, budgets, strict=True):
-            if not session.phases:
-                session.cpu_budget = seconds
 
     def train(self, engine: Engine) -> None:
         """Until every session has stopped."""
-        for session in self._sessions:
-            if session.phases > len(self._done):
-                raise DamagedError(f"{self._path} is damaged: it lacks evaluations of cohort {session.cohort}")
         while any(not session.stopped for session in self._sessions):
             engine.train_cohorts(self._sessions, self._close)
             waiting = [session for session in self._sessions if session.waiting]
-            behind = [session for session in waiting if session.phases < len(self._done)]
-            if waiting and not behind:
-                self._end_phase(waiting)
-            for session in behind:
-                self._apply(session, self._done[session.phases])
+            ready = [session for session in waiting if session.phases < len(self._decisions.done)]
+            if waiting and not ready:
+                ready = waiting
+                if reason := self._decisions.decide(waiting):
+                    for session in waiting:
+                        self._on_round(session, session.stop(self._ended.pop(session.cohort), reason))
+                    continue
+            for session in ready:
+                self._on_round(session, self._decisions.apply(session, self._ended.pop(session.cohort)))
 
     def _close(self, session: Session, closed: ClosedRound) -> None:
         if session.waiting:
             self._ended[session.cohort] = closed
         else:
             self._on_round(session, closed)
-
-    def _end_phase(self, waiting: list[Session]) -> None:
-        """Evaluate, if the limits allow it."""
-        cost = self._evaluator.cost()
-        ends = max(session.clock for session in self._sessions) + cost.seconds
-        if self._stopping.max_hours and ends > self._stopping.max_hours * 3600 + ROUNDING:
-            reason = "hours"
-        elif self._left(cost) < -ROUNDING:
-            reason = "cpu hours"
-        else:
-            self._evaluate(waiting, cost, ends)
-            return
-        for session in waiting:
-            self._on_round(session, session.stop(self._ended.pop(session.cohort), reason))
-
-    def _left(self, cost: Cost) -> float:
-        """The CPU seconds that the limit leaves after this cost."""
-        limit = self._stopping.max_cpu_hours * 3600 or math.inf
-        return limit - math.fsum(session.cpu_seconds for session in self._sessions) - cost.cpu_seconds
-
-    def _evaluate(self, waiting: list[Session], cost: Cost, ends: float) -> None:
-        accuracy, loss = self._evaluator.evaluate([session.teacher() for session in self._sessions])
-        spent = (sum(session.cpu_seconds for session in self._sessions) + cost.cpu_seconds) / 3600
-        points = [*((one.cpu_hours, one.accuracy) for one in self._done), (spent, accuracy)]
-        stop = stopping.converged(points, self._stopping.min_gain, self._stopping.eval_window)
-        evaluation = Evaluation(
-            phase=len(points),
-            round=len(points) * self._stopping.eval_interval,
-            cohorts=[session.cohort for session in waiting],
-            cpu_budgets=self._budgets(waiting, cost),
-            clock=ends,
-            **vars(cost),
-            cpu_hours=spent,
-            accuracy=accuracy,
-            loss=loss,
-            gain_per_doubling=stopping.gain_per_doubling(points, self._stopping.eval_window),
-            decision="stop" if stop else "continue",
-        )
-        # It decides what follows.
-        records.append(self._path, records.seal(self._path, vars(evaluation), self._identity))
-        files.sync(self._path)  # later rounds depend on it
-        files.sync(self._path.parent)
-        self._done.append(evaluation)
-        gain = evaluation.gain_per_doubling
-        rising = "" if gain is None else f", {gain:+.1f} points for twice the CPU hours"
-        scored = f"{self._metric} {accuracy:.2f} %{rising}"
-        self._notify(f"evaluated after {evaluation.round} rounds: {scored}: {evaluation.decision}")
-        for session in waiting:
-            self._apply(session, evaluation)
-
-    def _budgets(self, waiting: list[Session], cost: Cost) -> list[float]:
-        """What is left of the limit, shared by the mean cost of each cohort's rounds: participants differ."""
-        if not self._stopping.max_cpu_hours:
-            return []
-        prices = self._prices([session.cohort for session in waiting], cost.cpu_seconds)
-        spent = [session.cpu_seconds + prices[session.cohort] for session in waiting]
-        paid = [0.0] * len(self._sessions)  # for earlier evaluations, by cohort
-        for evaluation in self._done:
-            for cohort, price in self._prices(evaluation.cohorts, evaluation.cpu_seconds).items():
-                paid[cohort] += price
-        costs = [(session.cpu_seconds - paid[session.cohort]) / session.round for session in waiting]
-        return stopping.share_budget(self._left(cost), cost.cpu_seconds, self._stopping.eval_interval, spent, costs)
-
-    def _prices(self, cohorts: Sequence[int], cpu_seconds: float) -> dict[int, float]:
-        """The part of an evaluation's CPU seconds that each cohort pays which waited for it: the same a client."""
-        sizes = {cohort: len(self._sessions[cohort].clients) for cohort in cohorts}
-        each = cpu_seconds / sum(sizes.values())
-        return {cohort: each * size for cohort, size in sizes.items()}
-
-    def _apply(self, session: Session, evaluation: Evaluation) -> None:
-        """What an evaluation means for a cohort that waits: the same now as after any kill."""
-        closed = self._ended.pop(session.cohort)
-        if evaluation.decision == "stop":
-            closed = session.stop(closed, "joint", evaluation.clock)
-        else:
-            paid = self._prices(evaluation.cohorts, evaluation.cpu_seconds)[session.cohort]
-            budgets = dict(zip(evaluation.cohorts, evaluation.cpu_budgets, strict=False))
-            budget = budgets.get(session.cohort, math.inf)
-            closed = session.continue_training(closed, evaluation.clock, paid, budget)
-        self._on_round(session, closed)

@@ -22,11 +22,14 @@ import cpfl
 TIMES = int(os.environ.get("FUZZ", "1"))
 FUZZ = hypothesis.settings.get_profile("fuzz")
 JOINT = {"stopping.rule": "joint", "stopping.eval_interval": 2, "stopping.min_gain": 0, "max_rounds": 4}
+MEET = {"meetings.rule": "mean", "meetings.interval": "15s", "max_rounds": 4}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "written later": {"checkpoint_seconds": 0.02},
     "joint": JOINT,
     "joint, moving average": JOINT | {"stopping.keep": "ema"},
+    "meetings": MEET,
+    "meetings, moving average, momentum": MEET | {"stopping.keep": "ema", "federation.server": "fedavgm"},
     "scaffold": {"federation.client": "scaffold", "federation.momentum": 0},
     "feddyn": {"federation.client": "feddyn", "federation.momentum": 0},
     "fedadam": {"federation.server": "fedadam"},

@@ -19,6 +19,7 @@ from cpfl.settings import Experiment
 
 Unbroken = Callable[..., Path]  # settings -> the folder of an uninterrupted run
 MEASURED = {"wall_seconds", "samples_per_second", "distill_seconds", "checksum"}  # which covers the others
+BELONGS = ("run", "evaluations_checksum", "meetings_checksum")  # what a model says of the run that it belongs to
 OWN = {"run", "model_checksum"}  # what a summary says of the run that it belongs to
 
 SETTINGS: dict[str, Any] = {
@@ -77,10 +78,15 @@ def content(path: Path) -> bytes:
     """A file of a run without what says which run it belongs to: equal for other settings of the same outcome."""
     if path.suffix == ".safetensors":
         tensors, numbers = files.load_tensors(path)
-        kept = {key: value for key, value in numbers.items() if key not in ("run", "evaluations_checksum")}
+        kept = {
+            key: value
+            for key, value in numbers.items()
+            if key not in ("run", "evaluations_checksum", "meetings_checksum")
+        }
         return safetensors.torch.save(tensors) + json.dumps(kept).encode()
-    if path.name == "evaluations.jsonl":
-        return b"".join(line.rpartition(b',"checksum":')[0] for line in path.read_bytes().splitlines())
+    if path.name in ("evaluations.jsonl", "meetings.jsonl"):  # a meeting's files are compared themselves
+        named = b',"model":' if path.name == "meetings.jsonl" else b',"checksum":'
+        return b"".join(line.rpartition(named)[0] for line in path.read_bytes().splitlines())
     if path.name == "summary.json":
         return json.dumps({k: v for k, v in json.loads(path.read_bytes()).items() if k not in MEASURED | OWN}).encode()
     return path.read_bytes()

@@ -5,6 +5,7 @@ Nothing is trained (untrained.py); test_kill.py kills real processes that train.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import untrained
 
 from cpfl.runs import records, writer
 
+SHARED = ("evaluations.jsonl", "meetings.jsonl")
 FEW = {"cohorts": 2, "max_rounds": 2, "distillation.epochs": 1, "data.public_limit": 20}
 JOINT = FEW | {
     "max_rounds": 3,
@@ -23,6 +25,7 @@ JOINT = FEW | {
     "stopping.min_gain": 0,
     "snapshots": "10s",
 }
+MEET = FEW | {"max_rounds": 5, "meetings.rule": "mean", "meetings.interval": "2 rounds", "snapshots": "10s"}
 SPARSE = {"checkpoint_seconds": 1000}  # checkpoints at stops only: a resume repeats many rounds
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"max_rounds": 2},
@@ -32,6 +35,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "joint": JOINT,
     "joint, sparse checkpoints": JOINT | SPARSE,
     "joint, limited": JOINT | {"stopping.metric": "public-agreement", "stopping.max_hours": 0.02},
+    "meetings": MEET,
+    "meetings at a time, sparse checkpoints": MEET | SPARSE | {"meetings.interval": "15s", "stopping.keep": "ema"},
+    "meetings, outer": MEET | {"meetings.rule": "outer"},
+    "meetings, average": MEET | {"federation.server": "fedavgm", "meetings.server_state": "average"},
     "moving average": FEW | {"stopping.keep": "ema"},
     "oort": FEW | {
         "clients": 12, "federation.selection": "oort", "federation.participants": 2, "federation.over_selection": 0.5,
@@ -53,9 +60,9 @@ def test_resumed_from_every_operation(kind: str, tmp_path: Path, monkeypatch: py
     states = untrained.states(task, tmp_path / "killed")
     assert len(states) > 15
     assert small_runs.differing(tmp_path / "killed/run", whole) == []
-    wrong, evaluations = {}, set()
+    wrong, together = {}, set()
     for state in states:
-        evaluations.add(len(records.read(state / "evaluations.jsonl")))
+        together.add(tuple(len(records.read(state / name)) for name in SHARED))
         untrained.run(task, state)
         if found := small_runs.differing(state, whole):
             wrong[state.name] = found
@@ -64,4 +71,5 @@ def test_resumed_from_every_operation(kind: str, tmp_path: Path, monkeypatch: py
         records.read(state / "log.jsonl")
         shutil.rmtree(state)
     assert wrong == {}
-    assert evaluations == set(range(len(records.read(whole / "evaluations.jsonl")) + 1))
+    each = [range(len(records.read(whole / name)) + 1) for name in SHARED]  # one of the two is empty
+    assert together == set(itertools.product(*each))

@@ -35,6 +35,7 @@ NEW_RUN = "cpfl run {}/experiment.toml --out NEW"
 # The same outcome as ever, faster: two cohorts, two rounds.
 FEW = small_runs.SETTINGS | {"cohorts": 2, "max_rounds": 2, "distillation.epochs": 1, "snapshots": "1 rounds"}
 JOINT = {"stopping.rule": "joint", "stopping.eval_interval": 1, "stopping.eval_window": 4, "stopping.keep": "last"}
+MEET = {"meetings.rule": "mean", "meetings.interval": "1 rounds"}
 
 
 class Dies(Exception):
@@ -325,21 +326,22 @@ def test_a_missing_start_that_cannot_be_made_again_is_refused(tmp_path: Path) ->
     refusal(lambda: api.resume(run.path, model=build, device="cpu"), "start.safetensors is missing", "other weights")
 
 
+@pytest.mark.parametrize("kind", ["evaluations.jsonl", "meetings.jsonl"])
 @pytest.mark.parametrize("damage", ["deleted", "cut", "another run's"])
-def test_evaluations_are_vouched_for(damage: str, tmp_path: Path, unbroken: Unbroken) -> None:
+def test_evaluations_and_meetings_are_vouched_for(damage: str, kind: str, tmp_path: Path, unbroken: Unbroken) -> None:
     """Their costs are the run's: a distillation must not find fewer of them than there were."""
-    joint = FEW | JOINT | {"max_rounds": 3}
+    joint = FEW | {"evaluations.jsonl": JOINT, "meetings.jsonl": MEET}[kind] | {"max_rounds": 3}
     run = Path(shutil.copytree(unbroken(**joint), tmp_path / "run"))
-    path = run / "evaluations.jsonl"
+    path = run / kind
     if damage == "deleted":
         path.unlink()
     elif damage == "cut":
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     else:
         shutil.copyfile(unbroken(**(joint | {"seed": 7})) / path.name, path)
-    refusal(lambda: api.distill(run, device="cpu"), "evaluations.jsonl")
+    refusal(lambda: api.distill(run, device="cpu"), kind)
     (damaged,) = content([run])["damaged"]
-    assert "evaluations.jsonl" in damaged["reason"]
+    assert kind in damaged["reason"]
 
 
 def test_records_of_unfinished_cohorts_are_vouched_for(tmp_path: Path, interrupter: Any) -> None:

@@ -182,22 +182,27 @@ def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
         options.show_json({**summary, "path": path})
         return
     several, metric = len(summary["teachers"]) > 1, summary["metric"]
+    distilled = several and summary["distill_seconds"] > 0  # else the mean of the cohort models is the result
     teachers = f"{metric} {summary['teacher_accuracy_mean']:.2f} ± {summary['teacher_accuracy_std']:.2f} %"
     lines = [
         (
             "global model",
-            f"{metric} {summary['student_accuracy']:.2f} % on the test set{'' if several else ', not distilled'}",
+            f"{metric} {summary['student_accuracy']:.2f} % on the test set{'' if distilled else ', not distilled'}",
         ),
         *(
-            [("cohort models", teachers), ("ensemble", f"{metric} {summary['ensemble_accuracy']:.2f} %")]
+            [
+                ("cohort models", teachers),
+                ("ensemble", f"{metric} {summary['ensemble_accuracy']:.2f} %"),
+                *([("their mean", f"{metric} {merged:.2f} %")] if (merged := summary.get("merged_accuracy")) else []),
+            ]
             if several
             else []
         ),
         ("time" if summary.get("engine") == "flower" else "virtual time", f"{summary['hours']:.2f} h"),
         ("CPU time", f"{summary['cpu_hours']:.2f} h"),
-        ("traffic", f"{summary['comm_gb']:.3f} GB"),
+        ("traffic", f"{summary['comm_gb']:.3f} GB{_by_link(summary)}"),
         ("rounds", f"{summary['rounds']:,}"),
-        *([("distilled in", f"{summary['distill_seconds']:.1f} s")] if several else []),
+        *([("distilled in", f"{summary['distill_seconds']:.1f} s")] if distilled else []),
     ]
     if summary["wasted_cpu_hours"]:
         share = summary["wasted_cpu_hours"] / (summary["cpu_hours"] or math.inf)
@@ -206,8 +211,15 @@ def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
     if summary["cut_off"]:
         cohorts = f"{summary['cut_off']} cohort{'s' * (summary['cut_off'] > 1)}"
         lines.append(("cut off", f"{cohorts} by max_rounds, before converging"))
-    if several and summary["student_accuracy"] < summary["ensemble_accuracy"] - NOTABLE:
+    if distilled and summary["student_accuracy"] < summary["ensemble_accuracy"] - NOTABLE:
         hint = "the student is far below the ensemble: raise distillation.epochs or lower its batch_size"
         lines.append(("hint", hint))
     for name, value in [*lines, ("run folder", path)]:
         options.say(f"{name:<14} {value}")
+
+
+def _by_link(summary: Mapping[str, Any]) -> str:
+    """How much of the traffic is whose; with one cohort its server is the global one."""
+    if len(summary["by_cohort"]) == 1 or summary.get("global_gb") is None:
+        return ""
+    return f", of which {summary['global_gb']:.3g} GB between cohort servers and the global one"

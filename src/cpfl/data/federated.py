@@ -103,6 +103,10 @@ def transforms(experiment: Experiment, samples: Samples) -> tuple[Transform, Tra
     return Transform(data.mean, data.std, *more), Transform(mean, std, *more)
 
 
+NO_PUBLIC = "none"
+"""What data.public says where there is no public set: the cohort models are merged, not distilled."""
+
+
 def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: Clients | None = None) -> FederatedData:
     """Read, check, fit and split, unless it is known already which client holds what."""
     data, train, test, public = experiment.data, given.train, given.test, given.public
@@ -111,13 +115,14 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
         test = sources.load(data.train, "test", roots, roles=roles) if test is None else test
         whole = test is None  # the test set is held out of it
         train = sources.load(data.train, "train", roots, limit=0 if whole else data.train_limit, roles=roles)
-    if public is None:
+    if public is None and data.public != NO_PUBLIC:
         public = sources.load(data.public, "public", roots, data.public_splits, data.public_limit, roles)
     assert train is not None, "only a test set may be missing"
-    assert public is not None, "only a test set may be missing"
     if test is None:
         train, test = _hold_out_test(train, data.column if data.split == "column" else "")
-    train, public = _limited(train, data.train_limit), _limited(public, data.public_limit)
+    train = _limited(train, data.train_limit)
+    has_public = public is not None
+    public = train.take(np.arange(0)) if public is None else _limited(public, data.public_limit)
     if 0 < len(train) < experiment.clients:
         limit = f" (data.train_limit = {data.train_limit})" if data.train_limit else ""
         raise DataError(
@@ -137,7 +142,7 @@ def load(experiment: Experiment, roots: Sequence[Path], given: Given, clients: C
     check_losses(objective, test.y, classes)
     public = fit(public, train, data.public_fit, experiment.seed)
     test, public = test.like(train), public.like(train)
-    for name, samples in (("test", test), ("public", public)):
+    for name, samples in [("test", test), *([("public", public)] if has_public else [])]:
         check_alike(name, samples, train, data.inputs)
     augmented = data.augment != "none"
     if augmented and (len(train.shape) != 3 or train.x.dtype != np.uint8):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -26,6 +27,7 @@ from cpfl.engines.flower.enrolment import ClientRegistry, SecureCounts
 from cpfl.engines.flower.message_loop import MessageLoop
 from cpfl.errors import CpflError, DataError
 from cpfl.federation.session import ClosedRound, Session
+from cpfl.meetings.rules import meeting_rule
 from cpfl.objectives.base import check_losses
 from cpfl.objectives.base import objective as objective_of
 from cpfl.runs import files
@@ -117,6 +119,7 @@ def server_task(experiment: Experiment, model: UserModel, test: Any, public: Any
         task = replace(task, build_student=build_student)
     task = replace(task, cohorts=assign_cohorts(experiment, task.data, task.fleet, task.model_bytes))
     check_distillation(experiment.distillation, task)
+    meeting_rule(task, torch.device("cpu"))
     return task
 
 

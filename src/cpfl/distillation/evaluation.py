@@ -40,6 +40,11 @@ class Evaluator:
         models.choose_arithmetic(task.experiment.precision)  # the driver of a cluster has no engine that did
         self._precision = Precision(device, task.experiment.precision)
 
+    @property
+    def global_bytes(self) -> int:
+        """What cohort servers send to the global server: every cohort's model."""
+        return sum(self._task.for_cohort(cohort).model_bytes for cohort in range(len(self._task.cohorts)))
+
     def _targets(self, ensemble: Ensemble, teachers: Sequence[State]) -> Tensor:
         with models.threads_for(self._task.start):
             found_TC = ensemble((teachers[cohort] for cohort in ensemble.cohorts), self._inputs)
@@ -85,7 +90,12 @@ class EnsembleAccuracy(Evaluator):
                 own[np.asarray(members)] = size
         samples = task.data.clients.validation_sizes[clients]
         down = client_evaluation_cost(task.fleet, clients, samples, n, sum(bytes_N) - own[clients])
-        return down + server_evaluation_cost(sum(bytes_N) if n > 1 else 0)
+        return down + server_evaluation_cost(self.global_bytes)
+
+    @property
+    def global_bytes(self) -> int:
+        """What cohort servers send to the global server; with one cohort they are the same."""
+        return super().global_bytes if len(self._task.cohorts) > 1 else 0
 
 
 class PublicAgreement(Evaluator):
@@ -115,7 +125,7 @@ class PublicAgreement(Evaluator):
 
     def cost(self) -> Cost:
         """Every cohort's model to the global server."""
-        return server_evaluation_cost(sum(self._task.for_cohort(i).model_bytes for i in range(len(self._task.cohorts))))
+        return server_evaluation_cost(self.global_bytes)
 
 
 def _number(score: float) -> float:

@@ -5,7 +5,7 @@ Names say accuracy, the metric of most objectives; `metric` says which it is.
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,12 @@ class TestSet:
         """A model's score."""
         return self._score(logits_of(module, self._inputs))
 
+    def merged_accuracy(self, module: nn.Module, merged: State) -> dict[str, float]:
+        """The score of the mean of the cohort models, for a summary; nothing where it has none: it may be no model."""
+        module.load_state_dict(merged)
+        score = self._objective.score(logits_of(module, self._inputs), self._y)
+        return {"merged_accuracy": score} if math.isfinite(score) else {}
+
     def _score(self, answers: Tensor) -> float:
         """The objective's metric on the test set."""
         score = self._objective.score(answers, self._y)
@@ -74,6 +80,7 @@ class TestSet:
         ensemble_accuracy: float,
         epochs: Sequence[EpochRecord],
         seconds: float,
+        merged: Mapping[str, float] | None = None,  # what is known of the mean of the cohort models
     ) -> Distilled:
         """Everything that is measured of the global model."""
         answers, own = logits_of(student, self._inputs), self._objective
@@ -91,6 +98,7 @@ class TestSet:
                 "teacher_accuracy_std": statistics.pstdev(teacher_accuracies),
                 "by_cohort": [{"accuracy": one} for one in teacher_accuracies],
                 "ensemble_accuracy": ensemble_accuracy,
+                **(merged or {}),
             },
             client_accuracies=self._by_client(student, by_class),
             seconds=seconds,

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from cpfl.cohorts.base import Members
 from cpfl.devices.fleet import Fleet
 from cpfl.federation import optimizers
+from cpfl.federation.intervals import MeetingInterval, Met
 from cpfl.federation.messages import (
+    CLIENT_STATE_MEAN,
     NOTHING,
     AlgorithmState,
     ClientResult,
@@ -60,13 +62,16 @@ class Session:
         self.stopped = ""  # the reason, once it has
         self.stop_request = ""  # a reason to stop with the next round that is closed
         self.best_round = 0  # the last round whose model was the best so far; 0: none
-        self.phases = 0  # stopping rule joint: phases that have ended and were evaluated
+        self.phases = 0  # that have ended with an evaluation or a meeting of all cohorts
+        self.met = Met(0, 0.0)  # the last meeting
         hours = experiment.stopping.max_cpu_hours
         share = len(self.clients) / experiment.clients
         self.cpu_budget = hours * 3600 * share if hours else math.inf  # CPU seconds; joint shares them otherwise
         self.algorithm_state = AlgorithmState()
         self._experiment = experiment
         self._rule = STOPPING_RULES.build(experiment.stopping.rule, experiment.stopping.rule_args, experiment.stopping)
+        self._interval = MeetingInterval.of(experiment)
+        self._arrived = False  # the next round would end after the next meeting
         self._kept: State | None = None
         self._shown = start  # the model that stands for the cohort: the newest, or the moving average
         known = np.zeros(0, np.int64) if sizes is None else sizes
@@ -129,13 +134,15 @@ class Session:
         self.model = outcome.model
         stopping = self._experiment.stopping
         averages = stopping.keep == "ema"
-        self._shown = ema(self._shown, self.model, 1 / min(number, stopping.ema_rounds)) if averages else self.model
+        averaged = number - self.met.round + bool(self.met.round)  # models: at a meeting the average begins anew
+        self._shown = ema(self._shown, self.model, 1 / min(averaged, stopping.ema_rounds)) if averages else self.model
         self.algorithm_state = self.algorithm_state.updated(outcome.algorithm_state)
         self.round, self.clock, self.cpu_seconds = number, clock, cpu_seconds
         self.bytes += cost.bytes
         trained = sum(r.samples for r in results)
         self.samples += trained
         self.stopped = decision.stop or self._limit_reached(cost.seconds, cost.cpu_seconds)
+        self._arrived = not self.stopped and self._next_is_too_late(outcome, cost.seconds)
         record = RoundRecord(
             cohort=self.cohort,
             round=self.round,
@@ -169,8 +176,8 @@ class Session:
 
     @property
     def waiting(self) -> bool:
-        """At the end of a phase, waiting until all cohorts are evaluated."""
-        return not self.stopped and self.round >= self._phase_end
+        """At the end of a phase, waiting until all cohorts are evaluated or meet."""
+        return not self.stopped and (self._arrived or self.round >= self._phase_end)
 
     @property
     def idle(self) -> bool:
@@ -191,29 +198,68 @@ class Session:
         cpu_budget
             CPU seconds that the cohort may spend in all from now on.
         """
-        arrived, record = self.clock, closed.record
+        arrived, record = Snapshot(self.cohort, self.round, self.clock, self._shown), closed.record
         self.phases += 1
         self.clock, self.cpu_seconds, self.cpu_budget = clock, self.cpu_seconds + cpu_seconds, cpu_budget
         self.stopped = self._limit_reached(record.seconds, record.cpu_seconds)
         return self._waited(closed, arrived)
 
-    def stop(self, closed: ClosedRound, reason: str, clock: float | None = None) -> ClosedRound:
-        """Stop at the end of a phase: because of an evaluation that ended at `clock`, or without one."""
-        arrived = self.clock
-        self.clock, self.stopped = arrived if clock is None else clock, reason
+    def meet(
+        self, closed: ClosedRound, clock: float, model: State, server_state: dict[str, State] | None
+    ) -> ClosedRound:
+        """Begin another phase from the model of a meeting, unless a limit is reached.
+
+        Parameters
+        ----------
+        closed
+            The last round of the phase. The result is the same round with what the wait adds to it.
+        clock
+            When all cohorts met.
+        model
+            What all of them continue from.
+        server_state
+            What takes the place of the server optimizer's state, by name; None: it stays.
+        """
+        arrived, record = Snapshot(self.cohort, self.round, self.clock, self._shown), closed.record
+        self.phases += 1
+        self.clock, self.met, self._arrived = clock, Met(self.round, clock), False
+        self._plans.clear()  # they were made for an earlier clock
+        self.model = self._shown = model
+        self._kept = None
+        if server_state is not None:
+            others = {k: v for k, v in self.algorithm_state.cohort.items() if k == CLIENT_STATE_MEAN}
+            self.algorithm_state = replace(self.algorithm_state, cohort={**others, **server_state})
+        self.stopped = self._limit_reached(record.seconds, record.cpu_seconds)
         return self._waited(closed, arrived)
 
-    def _waited(self, closed: ClosedRound, arrived: float) -> ClosedRound:
+    @property
+    def server_state(self) -> dict[str, State]:
+        """What the server optimizer keeps from round to round, by name."""
+        return {name: state for name, state in self.algorithm_state.cohort.items() if name != CLIENT_STATE_MEAN}
+
+    @property
+    def meeting_due(self) -> float:
+        """When the next meeting is, in virtual seconds; -inf: as soon as all cohorts have come."""
+        return self._interval.after(self.met.clock)
+
+    def stop(self, closed: ClosedRound, reason: str, clock: float | None = None) -> ClosedRound:
+        """Stop at the end of a phase: because of an evaluation that ended at `clock`, or without one."""
+        arrived = Snapshot(self.cohort, self.round, self.clock, self._shown)
+        if clock is not None:
+            self.clock, self.phases = clock, self.phases + 1
+        self.stopped = reason
+        return self._waited(closed, arrived)
+
+    def _waited(self, closed: ClosedRound, arrived: Snapshot) -> ClosedRound:
         """The round with its own end, and with a snapshot if one became due while the cohort waited."""
-        newest = Snapshot(self.cohort, self.round, arrived, self._shown)
-        due = self.round not in {snapshot.round for snapshot in closed.snapshots} and self._due(newest)
+        due = self.round not in {snapshot.round for snapshot in closed.snapshots} and self._due(arrived)
         record = self._with_unfinished(replace(closed.record, stop=self.stopped))
-        return ClosedRound(record, [*closed.snapshots, newest] if due else closed.snapshots)
+        return ClosedRound(record, [*closed.snapshots, arrived] if due else closed.snapshots)
 
     def teacher(self) -> State:
         """The model that this cohort contributes: the best by validation, else the newest or the moving average of late
-        ones; joint evaluates one of those two."""
-        together = not math.isinf(self._rule.eval_interval)
+        ones; joint evaluates one of those two, and cohorts that meet have no best of their own."""
+        together = self._experiment.meets or not math.isinf(self._rule.eval_interval)
         if self._experiment.stopping.keep == "best" and not together and self._kept is not None:
             return self._kept
         return self._shown
@@ -230,6 +276,8 @@ class Session:
         states |= {f"{_OLDER}{number}": model for number, model in self._planner.models.items()}
         if self.phases and not math.isinf(self.cpu_budget):
             numbers["cpu_budget"] = self.cpu_budget
+        if self.met.round:
+            numbers["met"] = list(self.met)
         numbers |= {"kept_is_newest": newest, "rule": self._rule.state(), "planner": self._planner.state()}
         return states, copy.deepcopy(numbers)  # a user's rule may continue to write into its own
 
@@ -243,6 +291,7 @@ class Session:
         for key in _NUMBERS:
             setattr(self, key, numbers[key])
         self.cpu_budget = numbers.get("cpu_budget", self.cpu_budget)
+        self.met = Met(*numbers.get("met", (0, 0.0)))
         self._rule.restore(numbers["rule"])
         older = {int(kind.removeprefix(_OLDER)): one for kind, one in states.items() if kind.startswith(_OLDER)}
         self._plans.clear()
@@ -250,14 +299,23 @@ class Session:
 
     @property
     def _phase_end(self) -> float:
-        """The round after which it waits next."""
-        return (self.phases + 1) * self._rule.eval_interval
+        """The round after which it waits next; inf: after none, or at a time."""
+        return (self.phases + 1) * min(self._rule.eval_interval, self._interval.rounds)
+
+    def _next_is_too_late(self, outcome: RoundResult, seconds: float) -> bool:
+        """Whether the next round would end after the next meeting. One of a real fleet is expected to last as long as
+        this one."""
+        if math.isinf(self._interval.seconds):
+            return False
+        lasts = None if outcome.seconds is not None else self._planner.seconds(self._plan(self.round + 1))
+        return self.clock + (seconds if lasts is None else lasts) > self.meeting_due + ROUNDING
 
     def _limit_reached(self, seconds: float, cpu_seconds: float) -> str:
         if self.stop_request:
             return self.stop_request
         e, clock, cpu_seconds = self._experiment, self.clock + seconds, self.cpu_seconds + cpu_seconds
-        budget = math.inf if self.round >= self._phase_end else self.cpu_budget  # an evaluation shares it anew
+        evaluated = self.round >= (self.phases + 1) * self._rule.eval_interval
+        budget = math.inf if evaluated else self.cpu_budget  # an evaluation shares it anew
         return limit_reached(e.stopping, e.max_rounds, self.round, clock, cpu_seconds, budget)
 
     def _due(self, before: Snapshot) -> list[Snapshot]:
@@ -268,7 +326,9 @@ class Session:
         found = []
         # Multiples of the interval that lie before a clock; one that is reached exactly is not passed yet.
         passed = [math.ceil((clock - ROUNDING) / size) for clock in (before.clock, self.clock)]
-        if kind == "seconds" and passed[1] > passed[0] and before.round:  # the common initial model is kept anyway
+        # The common initial model and those of meetings are kept anyway.
+        kept = before.round == 0 or Met(before.round, before.clock) == self.met
+        if kind == "seconds" and passed[1] > passed[0] and not kept:
             found.append(before)
         if self.stopped or (kind == "rounds" and self.round % size == 0):
             found.append(Snapshot(self.cohort, self.round, self.clock, self._shown))

@@ -145,6 +145,7 @@ class Evaluation:
     gain_per_doubling: float | None  # points that twice the work gains; None: too few evaluations to say
     decision: str  # continue or stop
     cpu_budgets: list[float] = field(default_factory=list)  # CPU seconds each of `cohorts` may spend in all, if limited
+    global_bytes: int = 0  # of `bytes`, between the cohort servers and the global one
 
 
 def gain_per_doubling(points: Sequence[Point], window: int) -> float | None:

@@ -153,7 +153,7 @@ class RunFacts:
             if self.summary and teacher.is_file():  # models may have been deleted to save disk
                 facts = self.folder.numbers(teacher)
                 records.check(self.folder.path, path, facts, whole=True)
-                records.check(self.folder.path, self.folder.evaluations(), facts, what="evaluations")
+                records.check_shared(self.folder.path, self.folder.shared, facts)
             found.append(CohortHistory().extend(records.read(path), path))
         return found
 

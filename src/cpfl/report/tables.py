@@ -16,6 +16,7 @@ from cpfl.runs.finding import find_runs
 
 WIDE = 108  # characters of a terminal that shows every column
 WASTED = "wasted_cpu_hours"
+BY_LINK = "global_gb"  # of the traffic; older runs do not have it
 ACCURACIES = ("teacher_accuracy_mean", "teacher_accuracy_std", "ensemble_accuracy", "student_accuracy")
 MEASURES = (*ACCURACIES, "hours", "cpu_hours", "comm_gb", "rounds")
 LISTED = ("path", "name", "cohorts", "clients", "seed", "state", "rounds", "hours", "student_accuracy", "metric")
@@ -46,6 +47,8 @@ def by_cohorts(summaries: Iterable[Row]) -> list[dict[str, Any]]:
         for key in MEASURES:
             values = [summary[key] for summary in group]
             row |= {key: statistics.fmean(values), f"{key}_spread": statistics.pstdev(values)}
+        between = [summary[BY_LINK] for summary in group if summary.get(BY_LINK) is not None]
+        row[BY_LINK] = statistics.fmean(between) if len(between) == len(group) else None
         row[WASTED] = statistics.fmean(summary.get(WASTED, 0.0) for summary in group)
         rows.append(row)
     base = next((row for row in rows if row["cohorts"] == 1), None)
@@ -75,7 +78,7 @@ def trade_off(summaries: Iterable[Row], width: int) -> Table:
 def cells(rows: Sequence[Row], published: Iterable[Row]) -> dict[str, Any]:
     """The paper's table of teachers and students with the cost of every n, as text; published figures beside."""
     printed = {row["n"]: row for row in published}
-    columns = [column for column in COLUMNS if column.key != WASTED or any(row[WASTED] for row in rows)]
+    columns = [one for one in COLUMNS if one.key not in (WASTED, BY_LINK) or any(row[one.key] for row in rows)]
     body = []
     for row in rows:
         own = {**row, "gain": row["student_accuracy"] - row["teacher_accuracy_mean"]}

@@ -8,6 +8,7 @@ models/             the initial model, every cohort's teacher, and the global mo
 snapshots/          cohort models at regular intervals
 checkpoints/        the last two states of every cohort, from which a run is resumed
 evaluations.jsonl   stopping rule joint: one line per evaluation of the ensemble of all cohorts
+meetings.jsonl      one line per meeting of the cohorts; the merged models are in models/
 epochs.jsonl        the distillation, one line per epoch
 clients.json        the global model's accuracy for each client
 summary.json        the outcome; exists when the run is finished
@@ -267,6 +268,19 @@ class RunFolder:
     def evaluations(self) -> Path:
         """Evaluations of the ensemble of all cohorts, phase after phase."""
         return self.path / "evaluations.jsonl"
+
+    def meetings(self) -> Path:
+        """Meetings of the cohorts, one after the other."""
+        return self.path / "meetings.jsonl"
+
+    @property
+    def shared(self) -> dict[str, Path]:
+        """Records of all cohorts together, by what they are of."""
+        return {"evaluations": self.evaluations(), "meetings": self.meetings()}
+
+    def meeting_model(self, number: int) -> Path:
+        """The model that cohorts continued from after a meeting."""
+        return self.model(f"meeting-{number:04d}")
 
     def model(self, name: str) -> Path:
         """start, global, or a cohort's teacher."""

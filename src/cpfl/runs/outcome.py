@@ -55,6 +55,9 @@ class Outcome(_Shape):
     hours: Amount
     cpu_hours: Amount
     comm_gb: Amount
+    client_gb: Amount | None = None  # None: an older version wrote it
+    global_gb: Amount | None = None
+    merged_accuracy: Score | None = None  # None: there is no mean of the cohort models
     wasted_cpu_hours: Amount
     repeats: Count
     rounds: Count

@@ -32,8 +32,10 @@ def append_lines(path: Path, lines: Sequence[bytes]) -> None:
 class RunningDigest:
     """Size and checksum of a file that grows, without reading it again: what other files say of it."""
 
-    def __init__(self, path: Path, what: str = "records") -> None:
+    def __init__(self, path: Path, what: str = "records", lines: int | None = None) -> None:
+        """`lines`: of the first ones only."""
         content = path.read_bytes() if path.is_file() else b""
+        content = b"".join(content.splitlines(keepends=True)[:lines])
         self._what, self._size, self._hash = what, len(content), hashlib.sha256(content)
 
     @property
@@ -103,6 +105,19 @@ def check(run: Path, path: Path, facts: Mapping[str, Any], whole: bool = False, 
     head = content if whole else content[:size]
     if hashlib.sha256(head).hexdigest() != facts.get(f"{what}_checksum", hashlib.sha256().hexdigest()):
         raise ChangedError(path, run)
+
+
+def shared_facts(paths: Mapping[str, Path], phases: int) -> dict[str, Any]:
+    """What checkpoints and teachers say of the records that all cohorts share (RunFolder.shared), as far as their
+    cohort has acted on them: so it is the same after any kill."""
+    digests = [RunningDigest(path, what, phases) for what, path in paths.items()]
+    return {key: value for digest in digests for key, value in digest.facts.items()}
+
+
+def check_shared(run: Path, paths: Mapping[str, Path], facts: Mapping[str, Any]) -> None:
+    """Refuse such records that are not what a checkpoint or a teacher says of them."""
+    for what, path in paths.items():
+        check(run, path, facts, what=what)
 
 
 def truncate(path: Path, size: int) -> int:

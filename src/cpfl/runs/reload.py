@@ -82,7 +82,7 @@ def reload_task(
                 f"{folder.path} was started from Python with its own {key}: continue from Python and give {key} again"
             )
     if student is not None:
-        experiment = experiment_file.with_settings(experiment, {"distillation.student": student})
+        experiment = experiment_file.with_settings(experiment, {"distillation.student": student}, False)
     task = load_task(experiment, data or about["data_folder"], model, given, notify, about["cohorts"])
     task = restored(task, folder)
     found = task.fingerprint()

@@ -20,6 +20,7 @@ from cpfl.runs.folder import RunFolder, load_state
 from cpfl.settings import Distillation
 from cpfl.settings.types import hours
 
+Lines = list[dict[str, Any]]
 USED: dict[str, tuple[type, ...]] = {  # of a record
     "round": (int,),
     "clock": (int, float),
@@ -41,6 +42,7 @@ class Teachers:
     costs: dict[str, Any]  # of the whole run, for its summary
     accounts: list[dict[str, Any]]  # the same by cohort
     load: Callable[[Path], State] = load_state  # from a file
+    work: Sequence[int] = ()  # samples that each cohort has trained on since its last meeting
 
     def states(self) -> Iterator[State]:
         """The models one after the other: those in files are never all in memory."""
@@ -53,7 +55,8 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
     found = [_records(folder, cohort) for cohort in range(len(about["cohorts"]))]
     lines = [line for line, _ in found]
     evaluations = records.read_sealed(folder.evaluations(), folder.identity)
-    stops = [_stopped(cohort, line, evaluations) for cohort, line in enumerate(lines)]
+    meetings = records.read_sealed(folder.meetings(), folder.identity)
+    stops = [_stopped(cohort, line, evaluations, meetings) for cohort, line in enumerate(lines)]
     clocks = [line[-1]["clock"] if line else 0.0 for line in lines]
     moment = min(_moment(folder, settings, stops), max(stops))  # after the last stop nothing changes any more
     behind = [i for i, stop in enumerate(stops) if stop == math.inf and clocks[i] < moment]
@@ -72,14 +75,21 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
         if stop <= moment + ROUNDING:
             chosen[cohort] = files.on_host(sessions[cohort].teacher()) if sessions else folder.teacher(cohort)
         elif settings.unfinished == "latest":
-            chosen[cohort] = _latest(folder, cohort, lines[cohort], moment)
+            chosen[cohort] = _latest(folder, cohort, lines[cohort], meetings, moment)
     if not chosen:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent_by_cohort = [[r for r in line if r["clock"] <= moment + ROUNDING] for line in lines]
     spent = list(chain.from_iterable(spent_by_cohort))
-    evaluated = [e for e in evaluations if e["clock"] <= moment + ROUNDING]
+    evaluated, met = ([e for e in each if e["clock"] <= moment + ROUNDING] for each in (evaluations, meetings))
     sizes = about["cohort_model_bytes"]  # of cohorts that train a model of their own
-    sent = sum(r["bytes"] for r in [*spent, *evaluated]) + sum(sizes.get(str(i), about["model_bytes"]) for i in chosen)
+    sent = sum(r["bytes"] for r in [*spent, *evaluated, *met])
+    sent += sum(sizes.get(str(i), about["model_bytes"]) for i in chosen)
+    between_servers = sum(e.get("global_bytes", 0) for e in evaluated) + sum(m["bytes"] for m in met)
+    between_servers += sum(sizes.get(str(i), about["model_bytes"]) for i in chosen)
+    work = {
+        cohort: sum(r["samples"] for r in own if r["round"] > _last_meeting(met, cohort)[0])
+        for cohort, own in enumerate(spent_by_cohort)
+    }
     return Teachers(
         cohorts=list(chosen),
         sources=list(chosen.values()),
@@ -89,6 +99,9 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
             "hours": moment / 3600,
             "cpu_hours": math.fsum(r["cpu_seconds"] for r in [*spent, *evaluated]) / 3600,
             "comm_gb": sent / 1e9,
+            "client_gb": (sent - between_servers) / 1e9,
+            # With one cohort its server is the global one: all that clients send reaches it.
+            "global_gb": (sent if len(lines) == 1 else between_servers) / 1e9,
             "wasted_cpu_hours": math.fsum(r.get("wasted_cpu_seconds", 0.0) for r in spent) / 3600,
             "wasted_gb": sum(r.get("wasted_bytes", 0) for r in spent) / 1e9,
             "repeats": sum(r.get("repeats", 0) for r in spent),
@@ -107,13 +120,14 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
             }
             for cohort, own, stop in ((i, spent_by_cohort[i], stops[i]) for i in chosen)
         ],
+        work=[work[cohort] for cohort in chosen],
         load=lambda path: folder.load(path)[0],
     )
 
 
 def _records(folder: RunFolder, cohort: int) -> tuple[list[dict[str, Any]], bool]:
-    """A cohort's records, and whether anything vouches for them and the evaluations: its teacher or its newest
-    checkpoint."""
+    """A cohort's records, and whether anything vouches for them, evaluations and meetings: its teacher or its
+    newest checkpoint."""
     path, facts = folder.rounds(cohort), _newest_checkpoint(folder, cohort)  # before records: they may be growing
     lines = records.read(path)
     if not all(type(line.get(key)) in kinds for line in lines for key, kinds in USED.items()):
@@ -126,7 +140,7 @@ def _records(folder: RunFolder, cohort: int) -> tuple[list[dict[str, Any]], bool
         facts = last if stopped else facts
     if facts:
         records.check(folder.path, path, facts, whole=stopped)
-        records.check(folder.path, folder.evaluations(), facts, what="evaluations")
+        records.check_shared(folder.path, folder.shared, facts)
     return lines, bool(facts)
 
 
@@ -138,12 +152,14 @@ def _newest_checkpoint(folder: RunFolder, cohort: int) -> dict[str, Any]:
     return {}
 
 
-def _stopped(cohort: int, lines: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> float:
-    """When a cohort stopped: after its last round, or at the end of the evaluation that it had waited for."""
+def _stopped(cohort: int, lines: Lines, evaluations: Lines, meetings: Lines) -> float:
+    """When a cohort stopped: after its last round, or at the end of the evaluation or meeting that it had waited
+    for."""
     if not (lines and lines[-1]["stop"]):
         return math.inf
     last = lines[-1]
     waited = [e["clock"] for e in evaluations if e["round"] == last["round"] and cohort in e["cohorts"]]
+    waited += [m["clock"] for m in meetings if (cohort, last["round"]) in zip(m["cohorts"], m["rounds"], strict=True)]
     return float(max([last["clock"], *waited]))
 
 
@@ -161,17 +177,30 @@ def _moment(folder: RunFolder, settings: Distillation, stops: list[float]) -> fl
     return moment
 
 
-def _latest(folder: RunFolder, cohort: int, lines: list[dict[str, Any]], moment: float) -> Path:
+def _latest(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, moment: float) -> Path:
+    """The file of a cohort's latest snapshot at that time, or of the model that it has from a meeting since."""
     if not folder.experiment().snapshots:
         raise RunFolderError(
             f"{folder.path} kept no snapshots, so cohort {cohort}'s model at {moment / 3600:.2f} h is gone: "
             "run it with snapshots=5h (or '50 rounds'), or set distillation.unfinished = drop"
         )
+    last_met, meeting = _last_meeting([m for m in meetings if m["clock"] <= moment + ROUNDING], cohort)
     before = {line["round"] for line in lines if line["clock"] <= moment + ROUNDING}
     rounds = before.intersection(chain.from_iterable(line.get("snapshots", ()) for line in lines))
+    if meeting and max(rounds, default=0) <= last_met:
+        return folder.meeting_model(meeting)
     if not rounds:
         return folder.start(cohort)
     latest = folder.snapshot(cohort, max(rounds))
     if not latest.is_file():
         raise RunFolderError(f"{latest} is missing: restore it, or choose another distillation.at")
     return latest
+
+
+def _last_meeting(meetings: Lines, cohort: int) -> tuple[int, int]:
+    """After which round a cohort last met the others, and the meeting's number; 0 and 0: never."""
+    for meeting in reversed(meetings):
+        rounds = dict(zip(meeting["cohorts"], meeting["rounds"], strict=True))
+        if cohort in rounds:
+            return rounds[cohort], meeting["meeting"]
+    return 0, 0

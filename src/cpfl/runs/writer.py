@@ -76,13 +76,13 @@ class RunWriter:
             path = self._folder.snapshot(one.cohort, one.round)
             models.append((path, files.on_host(one.model), {"round": one.round, "clock": one.clock}))
         if due or session.stopped:
-            evaluations = records.RunningDigest(self._folder.evaluations(), "evaluations").facts
+            shared = records.shared_facts(self._folder.shared, session.phases)
             tensors, numbers = capture(session, now - self._began)
-            state = tensors, {**numbers, **evaluations}
+            state = tensors, {**numbers, **shared}
             self._saved[session.cohort] = now
         if session.stopped:
             model, stored = _teacher(session)
-            models.append((self._folder.teacher(session.cohort), model, {**stored, **evaluations}))
+            models.append((self._folder.teacher(session.cohort), model, {**stored, **shared}))
         record = {key: value for key, value in vars(closed.record).items() if value or key not in RARE}
         if closed.snapshots:  # records are vouched for: a snapshot that is missing later is noticed
             record["snapshots"] = [one.round for one in closed.snapshots]

@@ -5,9 +5,10 @@ What a setting does lives in the package that it configures; nothing here import
 
 from cpfl.settings.distillation import RECIPES, Distillation
 from cpfl.settings.experiment import GIVEN, Experiment
+from cpfl.settings.meetings import Meetings
 from cpfl.settings.sections import Assignment, Data, Devices, Federation, Model, Privacy, Stopping
 
 __all__ = [
-    "GIVEN", "RECIPES", "Assignment", "Data", "Devices", "Distillation", "Experiment", "Federation", "Model",
-    "Privacy", "Stopping",
+    "GIVEN", "RECIPES", "Assignment", "Data", "Devices", "Distillation", "Experiment", "Federation", "Meetings",
+    "Model", "Privacy", "Stopping",
 ]  # fmt: skip

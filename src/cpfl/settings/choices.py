@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
     from cpfl.federation.selection.base import Selection
     from cpfl.federation.stopping import StoppingRule
+    from cpfl.meetings.rules import MeetingRule
     from cpfl.objectives.base import Objective
 
 
@@ -29,6 +30,7 @@ SELECTIONS: Registry[Selection] = _choices("federation.selection")
 CLIENT_OPTIMIZERS: Registry[ClientOptimizer] = _choices("federation.client")
 SERVER_OPTIMIZERS: Registry[ServerOptimizer] = _choices("federation.server")
 STOPPING_RULES: Registry[StoppingRule] = _choices("stopping.rule")
+MEETING_RULES: Registry[MeetingRule] = _choices("meetings.rule")
 TEACHER_WEIGHTS: Registry[TeacherWeights] = _choices("distillation.weights")
 TEACHER_AGGREGATIONS: Registry[TeacherAggregation] = _choices("distillation.aggregation")
 DISTILLATION_LOSSES: Registry[DistillationLoss] = _choices("distillation.loss")

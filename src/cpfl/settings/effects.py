@@ -58,7 +58,8 @@ def conditions(key: str) -> Iterator[str]:
         if isinstance(metadata, When):
             for condition in metadata.conditions:
                 own = f"{section}." if leaf else ""
-                yield " or ".join(part if "." in part.split(" ")[0] else own + part for part in condition.split(" or "))
+                parts = (part if "." in part.split(" ")[0] else own + part for part in condition.split(" or "))
+                yield " or ".join(part.removeprefix(".") for part in parts)
 
 
 def unmet(experiment: Experiment, key: str) -> str:

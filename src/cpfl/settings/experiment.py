@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from cpfl.errors import SettingError, quoted, shortened
 from cpfl.registry import did_you_mean
 from cpfl.settings.distillation import Distillation
+from cpfl.settings.meetings import Meetings
 from cpfl.settings.sections import Assignment, Data, Devices, Federation, Model, Privacy, Stopping
 from cpfl.settings.types import Count, NoBool, NotNegative, Section, interval, not_in_a_file
 
@@ -57,6 +58,7 @@ class Experiment(Section):
     assignment: Assignment = Assignment()
     federation: Federation = Federation()
     stopping: Stopping = Stopping()
+    meetings: Meetings = Meetings()
     devices: Devices = Devices()
     distillation: Distillation = Distillation()
     privacy: Privacy = Privacy()
@@ -70,6 +72,16 @@ class Experiment(Section):
     def with_precision_of(self, begun: "Experiment") -> "Experiment":
         """The same experiment where another one that has begun says what auto means."""
         return self.model_copy(update={"precision": begun.precision}) if self.precision == "auto" else self
+
+    @property
+    def meets(self) -> bool:
+        """Whether cohorts meet; one alone does not."""
+        return self.meetings.rule != "none" and self.cohorts > 1
+
+    @property
+    def merges(self) -> bool:
+        """Whether the mean of the cohort models becomes the global model, instead of a student."""
+        return self.meetings.final == "merge" and self.cohorts > 1
 
     @property
     def dtype(self) -> Literal["float32", "float64"]:

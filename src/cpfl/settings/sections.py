@@ -34,6 +34,7 @@ Milliseconds = Annotated[float, Field(ge=1e-6, le=MOST), NoBool]
 Kilobits = Annotated[float, Field(ge=1e-3, le=MOST), NoBool]
 Hours = Annotated[float, Field(ge=0.01, le=MOST), NoBool]
 
+_PUBLIC = When("public != none")
 _LOSES = When("deadline or devices.availability != always or devices.crash_rate or buffer_size")
 
 
@@ -43,8 +44,8 @@ class Data(Section):
     train: str = "digits"
     """Training set: a known set, a folder below a data root, or a path."""
     public: str = "letters"
-    """Public set, unlabelled: the cohort models are distilled on it."""
-    public_splits: Annotated[tuple[str, ...], Listed] = ()
+    """Public set, unlabelled: the cohort models are distilled on it; none: there is none (meetings.final = merge)."""
+    public_splits: Annotated[tuple[str, ...], Listed, _PUBLIC] = ()
     """Splits of the public set to use, such as ["train", "extra"]; empty: the set's usual ones."""
     inputs: Literal["auto", "pixels", "numbers", "integers"] = "auto"
     """What samples are: pixels (bytes, scaled to 0 … 1), numbers, or integers such as tokens, which stay integers.
@@ -74,15 +75,15 @@ class Data(Section):
     """Mean per channel of values in 0 to 1, for normalization; empty: no normalization."""
     std: Annotated[tuple[Number, ...], Listed] = ()
     """Standard deviation per channel, for normalization."""
-    public_mean: Annotated[tuple[Number, ...] | None, Listed] = None
+    public_mean: Annotated[tuple[Number, ...] | None, Listed, _PUBLIC] = None
     """The same for the public set; not given: as for the training set."""
-    public_std: Annotated[tuple[Number, ...] | None, Listed] = None
+    public_std: Annotated[tuple[Number, ...] | None, Listed, _PUBLIC] = None
     """The same for the public set; not given: as for the training set."""
-    public_fit: Literal["exact", "crop", "resize"] = "exact"
+    public_fit: Annotated[Literal["exact", "crop", "resize"], _PUBLIC] = "exact"
     """How public images get the training images' size; "exact": they must have it."""
     train_limit: OptionalCount = 0
     """Use only the first so many training samples, for a quick test; 0: all."""
-    public_limit: OptionalCount = 0
+    public_limit: Annotated[OptionalCount, _PUBLIC] = 0
     """Use only the first so many public samples; 0: all."""
     classes: Annotated[
         int, Field(ge=0, le=100_000), NoBool, When("model.objective != binary | multi-label | regression")

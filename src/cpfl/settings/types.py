@@ -123,7 +123,7 @@ class When:
     """For `Annotated`: the setting has an effect only under these conditions, all of them.
 
     A condition is "key" (the other setting is not empty, 0 or false), "key = a | b" or "key != a | b", several of
-    them joined by " or ". A key is one of the same section, or a dotted one.
+    them joined by " or ". A key is one of the same section, or a dotted one; ".cohorts" is in no section.
     """
 
     def __init__(self, *conditions: str) -> None:
@@ -141,13 +141,13 @@ def hours(text: str) -> float:
     return found
 
 
-def interval(text: str) -> tuple[Literal["rounds", "seconds"], float]:
-    """What "50 rounds" or "5h" means for snapshots."""
+def interval(text: str, key: str = "snapshots") -> tuple[Literal["rounds", "seconds"], float]:
+    """What "50 rounds" or "5h" means for snapshots or meetings; `key` is the setting."""
     match = re.fullmatch(r"\s*(\d{1,9})\s*rounds?\s*", text)
     try:
         kind, size = ("rounds", float(match[1])) if match else ("seconds", hours(text) * 3600)
     except ValueError:
-        raise ValueError(f"snapshots = {quoted(text)} is no interval: write 5h, 30m or 50 rounds") from None
+        raise ValueError(f"{key} = {quoted(text)} is no interval: write 5h, 30m or 50 rounds") from None
     if size <= 0:
-        raise ValueError(f"snapshots = {quoted(text)} is no interval: it must be above 0")
+        raise ValueError(f"{key} = {quoted(text)} is no interval: it must be above 0")
     return kind, size  # type: ignore[return-value]

@@ -188,7 +188,7 @@ class RunView(LiveView, Callback):
         if stopping.rule == "plateau" and session.round:
             return f"no gain {session.round - session.best_round:>3} of {stopping.patience}"
         if session.waiting:
-            return "waits for the evaluation"
+            return "waits for the meeting" if self._experiment.meets else "waits for the evaluation"
         if stopping.rule == "joint" and session.round:
             return f"evaluated in {self._progress.rounds_left(session).least:,} rounds"
         return f"{self._progress.rounds_left(session).most:,} rounds left" if session.round else "waiting"

@@ -1,7 +1,7 @@
 """Drives sessions over a Flower grid: every cohort is a conversation, and all of them run side by side.
 
 The message of round r + 1 brings the model of round r: the node evaluates it, then trains from it. So a round is one
-message each way, and its evaluation comes with the next. If the session then stops, the newer models are discarded.
+message each way, and its evaluation comes with the next. If the session stops or waits then, newer models are lost.
 
 The algorithm inside a cohort is the experiment's own, or any Flower Strategy. A Strategy's own `start` has no room for
 a stopping rule: its methods are called here, while the session evaluates, stops and keeps records. Both kinds have:
@@ -148,11 +148,12 @@ class FlowerEngine(Engine):
         """Nodes have `round_seconds` to answer; after `tries` rounds without answers a cohort has stalled."""
         self._task, self._registry, self._seconds, self._tries = task, registry, round_seconds, tries
         self._strategy, self._layout = strategy, task.layout()
+        self._strategies: dict[int, Strategy] = {}  # by cohort: they remember earlier rounds, also across meetings
         self._frozen = messages.frozen_checksum(self._layout)
 
     def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """All cohorts at once, without a barrier between them."""
-        cohorts = [self._cohort(session, on_round) for session in sessions if not session.stopped]
+        cohorts = [self._cohort(session, on_round) for session in sessions if not session.idle]
         self._registry.loop.run(cohorts, [self._registry.enrol_late_nodes()])
 
     def _cohort(self, session: Session, on_round: OnRound) -> Conversation:
@@ -160,12 +161,15 @@ class FlowerEngine(Engine):
         if self._strategy is None:
             algorithm = SessionAlgorithm(session, self._task, self._registry)
         else:
-            algorithm = StrategyAlgorithm(self._strategy(session.cohort), session, self._layout, self._registry)
+            if session.cohort not in self._strategies:
+                self._strategies[session.cohort] = self._strategy(session.cohort)
+            strategy = self._strategies[session.cohort]
+            algorithm = StrategyAlgorithm(strategy, session, self._layout, self._registry)
         clock = self._registry.loop.clock
         began = clock.now()
         trained: RoundResult | None = None  # the last round, until it is evaluated
         failed = 0
-        while not session.stopped:
+        while not session.idle:
             number = session.round + (2 if trained else 1)
             model = trained.model if trained else session.model
             selected, contents, excluded = self._prepare(session, algorithm, number, model, trained)
@@ -178,7 +182,7 @@ class FlowerEngine(Engine):
                 began = clock.now()
                 on_round(session, session.close_round(result))
             trained = following
-            if trained or session.stopped:
+            if trained or session.idle:
                 failed = 0
                 continue
             failed += 1

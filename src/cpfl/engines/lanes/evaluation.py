@@ -46,7 +46,7 @@ class Round:
     missing: int = 0  # clients that have not ended
     weight: float = 0.0  # of those that have
     share: float = 0.0  # of their running statistics
-    dropped: bool = False  # its run has failed
+    dropped: bool = False  # its run has failed, or its cohort has stopped or waits
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Evaluator:
                 staged["scales"][k] = one.member.server.update_scale(work)
 
     def results(self, pending: PendingEvaluation) -> Iterator[tuple[Round, RoundResult | DivergedError]]:
-        """Wait for an evaluation; the results of its rounds, less those of sessions that have stopped since."""
+        """Wait for an evaluation; the results of its rounds, less those of sessions that have stopped or wait since."""
         if pending.done is not None:
             pending.done.synchronize()
         chunks, layout, local = [chunk.numpy() for chunk in pending.chunks], self._buffers.layout, self._buffers.local
@@ -169,7 +169,7 @@ class Evaluator:
         for k, (round, held) in enumerate(zip(pending.rounds, pending.held, strict=True)):
             own = slice(end, end + len(round.clients))
             end = own.stop
-            if round.session.stopped or round.dropped:
+            if round.session.idle or round.dropped:
                 continue
             validation: dict[int, float] = {}
             if held and losses_VB is not None:

@@ -3,7 +3,7 @@
 When a lane's client has ended its local work, its model is added to its cohort's sum, and the lane takes the next
 waiting client of any cohort of any run. Cohorts that are behind come first, so that no lane is idle before the end. A
 cohort whose round is complete gets its new model and begins its next round at once. The model's evaluation arrives a
-few steps later; if the session stops then, the work that was begun is discarded. The device never waits for the host.
+few steps later; if the session stops or waits then, what was begun is discarded. The device never waits for the host.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Scheduler:
         self._may_be_done = False
         busy = {run for run, _ in self._rounds}
         for *_, pending in self._pending:
-            busy |= {round.member.number for round in pending.rounds if not (round.dropped or round.session.stopped)}
+            busy |= {round.member.number for round in pending.rounds if not (round.dropped or round.session.idle)}
         return [self._runs.pop(run) for run in self._runs.keys() - busy]
 
     def _urgency(self, run: int, cohort: int) -> int:
@@ -295,7 +295,7 @@ class Scheduler:
             self._open(self._runs[round.member.number], round.session, round.number + 1)
 
     def _close(self, evaluator: Evaluator, pending: PendingEvaluation) -> None:
-        """Close the sessions' rounds; the work that one has begun is discarded if it stops."""
+        """Close the sessions' rounds; the work that one has begun is discarded if it stops or waits."""
         self._may_be_done = True
         for round, result in evaluator.results(pending):
             session, training = round.session, self._runs[round.member.number]
@@ -309,7 +309,7 @@ class Scheduler:
             except Exception as error:  # whatever it is, other runs continue
                 self._fail(training, error)
                 continue
-            if session.stopped:
+            if session.idle:
                 self._discard(round.member.number, session.cohort)
             elif (round.member.number, session.cohort) not in self._rounds and not any(
                 other.session is session for *_, later in self._pending for other in later.rounds
@@ -326,7 +326,10 @@ class Scheduler:
                 round.dropped |= round.member is training.member
 
     def _discard(self, run: int, cohort: int) -> None:
-        """Forget what a cohort that has stopped had begun."""
+        """Forget what a cohort had begun that has stopped or waits."""
+        for *_, pending in self._pending:
+            for other in pending.rounds:
+                other.dropped |= (other.member.number, other.session.cohort) == (run, cohort)
         round = self._rounds.pop((run, cohort), None)
         if round is None:
             return

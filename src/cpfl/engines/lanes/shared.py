@@ -17,7 +17,7 @@ from cpfl.task.task import Task
 
 OWN = (  # sections and settings that every run may have its own of
     "name", "cohorts", "clients", "seed", "max_rounds", "snapshots", "checkpoint_seconds", "assignment", "stopping",
-    "devices", "distillation", "privacy",
+    "meetings", "devices", "distillation", "privacy",
 )  # fmt: skip
 OWN_DATA = (
     "split", "alpha", "remainder", "column", "shards", "validation", "validation_min_samples", "public",

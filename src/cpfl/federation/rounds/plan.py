@@ -95,6 +95,16 @@ class RoundPlanner:
         sent = 2 * cohort.sent_bytes * len(lasting) if outcome.bytes is None else outcome.bytes
         return RoundCost(seconds, sum(computing.values()), sent, slowest)
 
+    def seconds(self, plan: RoundPlan) -> float | None:
+        """How long a round of this plan will last; None: too little is known of the clients."""
+        if plan.cost is not None:
+            return plan.cost.seconds
+        cohort = self._cohort
+        if not len(cohort.sizes):
+            return None
+        steps = {client: plan.steps.get(client) or cohort.steps(client) for client in plan.participants}
+        return max(cohort.compute_seconds(c, count) + cohort.transfer_seconds(c) for c, count in steps.items())
+
     def unfinished(self, clock: float) -> Cost:
         """What is wasted if the cohort stops now."""
         # `ends` and `lasts` may round differently: what has arrived by the clock is decided by the former

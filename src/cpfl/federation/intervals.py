@@ -1,0 +1,39 @@
+"""When cohorts meet: every so many rounds of each, or every so many virtual hours."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cpfl.federation.stopping import ROUNDING
+from cpfl.settings import Experiment
+from cpfl.settings.types import interval
+
+
+class Met(NamedTuple):
+    """A cohort's last meeting; round 0: there was none."""
+
+    round: int  # after which it waited
+    clock: float  # virtual seconds
+
+
+@dataclass(frozen=True)
+class MeetingInterval:
+    """Rounds or virtual seconds from one meeting to the next; inf: there are none of this kind."""
+
+    rounds: float = math.inf
+    seconds: float = math.inf
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "MeetingInterval":
+        """That of an experiment."""
+        if not experiment.meets:
+            return cls()
+        kind, size = interval(experiment.meetings.interval, "meetings.interval")
+        return cls(**{kind: size})
+
+    def after(self, clock: float) -> float:
+        """When the next meeting is after one at `clock`: at the next multiple of the interval. -inf: as soon as all
+        cohorts have come."""
+        if math.isinf(self.seconds):
+            return -math.inf
+        return (math.floor((clock + ROUNDING) / self.seconds) + 1) * self.seconds
