@@ -70,7 +70,8 @@ def test_a_node_is_removed_with_models_in_its_store(
     process.send_signal(signal.SIGCONT)
     ended(process)
     same(out, plain(held))
-    assert [event["pid"] for event in died(out)] == [lost]
+    # One that takes its place may be sent to the lost node too, while the head still counts that: it never begins.
+    assert [event["pid"] for event in died(out) if event["pid"] is not None] == [lost]
 
 
 def test_a_node_is_lost_as_a_run_begins(cluster: Nodes, tmp_path: Path) -> None:
