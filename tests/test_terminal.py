@@ -302,6 +302,7 @@ def test_a_sweep_in_a_real_terminal(tmp_path: Path) -> None:
     hold = Hold(tmp_path, 2, first=1)  # n = 1 ends, n = 2 trains until that was seen
     settings = [f"{key}={value}" for key, value in hold.settings({"max_rounds": 40, "distillation.epochs": 2}).items()]
     words = ["sweep", "digits", "--cohorts", "1,2,4", *(f"--set={word}" for word in settings), "--out", "s"]
+    words += ["--engine", "reference"]  # one run after the other: a run that is held would hold those beside it
     wanted = r"^sweep .*1 of 3 runs ended · [\d,]+ rounds · about .* left"
 
     def reported(seen: Screens) -> bool:
