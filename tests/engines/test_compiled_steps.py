@@ -1,18 +1,24 @@
-"""Lanes compile the steps of our client optimizers: each is one graph, and stays the same step."""
+"""Steps as graphs: those of our client optimizers are compiled on a GPU, a whole step is recorded on a CPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from cpfl.data.given import Given, as_samples
+from cpfl.engines.lanes import LaneEngine, buffers, graphs
+from cpfl.engines.lanes.model import LaneModel
 from cpfl.federation import optimizers
 from cpfl.federation.local_training import constant_rate
 from cpfl.federation.optimizers.base import ClientOptimizer, ClientState, Step
-from cpfl.settings import Federation
+from cpfl.method import open_sessions
+from cpfl.settings import Federation, experiment_file
 from cpfl.settings.choices import CLIENT_OPTIMIZERS
+from cpfl.task.task import build_task
 
 L, P = 4, 50
 CASES: dict[str, dict[str, Any]] = {
@@ -47,3 +53,40 @@ def test_a_compiled_step_is_the_same(case: str) -> None:
     whole = torch.compile(part.step, dynamic=False, fullgraph=True, backend="aot_eager")
     for plain, compiled in zip(stepped(part, None), stepped(part, whole), strict=True):
         torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", ["mlp", "gn-lenet"])
+def test_a_step_on_a_cpu_is_recorded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later steps repeat the operations, and give the bits that vmap and autograd give."""
+    calls: dict[str, int] = {"losses": 0, "evaluation_losses": 0}
+
+    class Counted(LaneModel):
+        def losses(self, *inputs: Any) -> Any:
+            calls["losses"] += 1
+            return super().losses(*inputs)
+
+        def evaluation_losses(self, *inputs: Any) -> Any:
+            calls["evaluation_losses"] += 1
+            return super().evaluation_losses(*inputs)
+
+    monkeypatch.setattr(buffers, "LaneModel", Counted)
+    images = model == "gn-lenet"
+    shape = (3, 32, 32) if images else (1, 8, 8)
+    x = np.random.default_rng(3).integers(0, 256, (60, *shape), np.uint8)
+    samples = as_samples(x, np.arange(60) % 10)
+    given = Given(samples, samples, as_samples(x))
+    settings = ["clients=6", "cohorts=2", "max_rounds=3", f"model.name={model}", "data.train=(given)"]
+    experiment = experiment_file.load("digits", [*settings, "data.public=(given)", "data.split=iid"])
+    outcomes = []
+    for record in (graphs.recorded, lambda work: work):
+        monkeypatch.setattr("cpfl.engines.lanes.step.recorded", record)
+        monkeypatch.setattr("cpfl.engines.lanes.evaluation.recorded", record)
+        task = build_task(experiment, [], given)
+        sessions = open_sessions(task)
+        LaneEngine(task, torch.device("cpu")).train_cohorts(sessions, lambda session, closed: None)
+        outcomes.append([session.model for session in sessions])
+        if record is graphs.recorded:
+            assert calls == {"losses": 1, "evaluation_losses": 1}
+    assert calls["losses"] > 4  # and once for each step without it
+    for recorded, plain in zip(*outcomes, strict=True):
+        assert all(torch.equal(recorded[name], value) for name, value in plain.items())

@@ -72,8 +72,12 @@ def copied_states(folder: Path, copies: Path) -> Iterator[None]:
     def copy(path: Path, opening: bool) -> None:
         nonlocal count
         count += 1
-        if folder.is_dir():
-            shutil.copytree(folder, copies / f"{count:05d}")
+        while folder.is_dir():
+            try:
+                shutil.copytree(folder, copies / f"{count:05d}")
+                break
+            except shutil.Error:  # another thread's operation came between
+                shutil.rmtree(copies / f"{count:05d}")
 
     hook = FileHook(folder, copy)
     try:

@@ -75,10 +75,11 @@ def resume(
         return
     if jobs > 1:
         raise SettingError(f"--jobs {jobs} is for the runs of a sweep, and {path} is no sweep")
-    folder = RunFolder.open(path).verify()
-    if folder.summary() is not None:
+    folder = RunFolder.open(path)
+    experiment = folder.experiment()  # first: it says what is wrong with a file that cannot be read
+    if folder.verify().summary() is not None:
         (options.notify if as_json else options.say)(f"{path} is finished already")
-    with _view(as_json, folder.experiment()) as callback:
+    with _view(as_json, experiment) as callback:
         finished = api.resume(path, callback=callback, **arguments)
     show(finished.summary, finished.path, as_json)
 

@@ -80,8 +80,11 @@ class RunEngine(Engine):
             self.request = request = Request(active, on_round)
             self._wait()
             self.request = None
-            if request.error is not None:
-                raise request.error
+            try:
+                if request.error is not None:
+                    raise request.error
+            finally:
+                request.error = None  # its traceback holds this run, and its lock
             if not request.refused:
                 return
             self._alone = self._make_alone(self.task)

@@ -74,7 +74,8 @@ def _recording(work: Callable[..., Result], inputs: tuple[object, ...]) -> Calla
     from torch.fx.experimental.proxy_tensor import make_fx  # takes a moment, and only lanes on a CPU need it
 
     try:
-        graph: Callable[..., Result] = make_fx(work)(*inputs)
+        # A function of no class: of a method, the number of arguments is miscounted.
+        graph: Callable[..., Result] = make_fx(lambda *values: work(*values))(*inputs)
     except Exception:  # what cannot be recorded, vmap may still do; what fails, fails again and says why
         return work
     return torch.no_grad()(graph)

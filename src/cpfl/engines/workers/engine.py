@@ -47,11 +47,14 @@ class WorkerEngine(Engine):
     def train_cohorts(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Do all rounds of all sessions."""
         self.begin(sessions, on_round)
-        with self.pool.kept_in_memory():
-            while self.run.busy:
-                self.pool.work()
-        if self.run.error is not None:
-            raise self.run.error
+        try:
+            with self.pool.kept_in_memory():
+                while self.run.busy:
+                    self.pool.work()
+            if self.run.error is not None:
+                raise self.run.error
+        finally:
+            self.run.forget()
 
     def begin(self, sessions: Sequence[Session], on_round: OnRound) -> None:
         """Queue the first rounds of all sessions; whatever is done for the pool's runs then leads to the next ones."""
@@ -64,9 +67,7 @@ class WorkerEngine(Engine):
                 if not session.idle:
                     rounds[session.cohort] = Round(self, session)
 
-        self.run.prepare = lambda job, row: rounds[job.cohort].prepare(job, row)
-        self.run.on_done = on_done
-        self.run.waiting.clear()
+        self.run.begin(lambda job, row: rounds[job.cohort].prepare(job, row), on_done)
         rounds |= {session.cohort: Round(self, session) for session in sessions if not session.idle}
 
 

@@ -52,6 +52,7 @@ class PoolRun:
 
     prepare: Prepare
     on_done: OnDone
+    error: Exception | None
 
     def __init__(self, number: int, task: Task, layout: Layout, slots: int) -> None:
         self.number, self.task, self.layout = number, task, layout
@@ -59,21 +60,32 @@ class PoolRun:
         self.slots = model_rows(task, layout, slots)
         self.waiting: deque[Job] = deque()
         self.with_workers = 0  # jobs
-        self.error: Exception | None = None
+        self.failed, self.error = False, None
+
+    def begin(self, prepare: Prepare, on_done: OnDone) -> None:
+        """Its jobs are prepared, and what they bring is taken, by these."""
+        self.prepare, self.on_done, self.failed = prepare, on_done, False
+        self.waiting.clear()
+
+    def forget(self) -> None:
+        """Release what refers to a run, and so to its lock: its error's traceback, too."""
+        self.error = None
+        del self.prepare, self.on_done
 
     @property
     def busy(self) -> bool:
         """Whether it has anything left to do."""
-        return self.error is None and bool(self.waiting or self.with_workers)
+        return not self.failed and bool(self.waiting or self.with_workers)
 
     def fail(self, error: Exception) -> None:
         """Nothing of it is done any more."""
-        self.error = self.error or error
+        if not self.failed:
+            self.failed, self.error = True, error
         self.waiting.clear()
 
     def done(self, job: Job, answer: Any, slot: int) -> None:
         """A job has ended; its answer may be an error."""
-        if self.error is not None:
+        if self.failed:
             return
         try:
             if isinstance(answer, Exception):

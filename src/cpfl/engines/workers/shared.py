@@ -41,6 +41,8 @@ class SharedWorkers(SharedEngine):
                     self._engines[run].begin(request.sessions, request.on_round)
                     self._in_work.add(run)
                 except Exception as error:  # it ends alone
+                    if run in self._engines:
+                        self._engines[run].run.fail(error)
                     run.end_request(error)
                     return [run]
         self._pool.work(wait_for_answers=math.isinf(steps))
@@ -48,6 +50,7 @@ class SharedWorkers(SharedEngine):
         for run in done:
             self._in_work.discard(run)
             run.end_request(self._engines[run].run.error)
+            self._engines[run].run.forget()
         return done
 
     def release(self, run: RunEngine) -> None:
