@@ -103,8 +103,8 @@ class Evaluator:
         self._samples = StagingBuffer(device, rows=(shape, torch.int32), **augmentation)
         self._stage([])  # warm-ups must not touch open rounds
         self._sums.send()
-        losses = buffers.model.evaluation_losses
-        self._losses: Callable[..., Tensor] = recorded(losses) if device.type == "cpu" else losses
+        losses, records = buffers.model.evaluation_losses, device.type == "cpu" and buffers.model.is_short
+        self._losses: Callable[..., Tensor] = recorded(losses) if records else losses
         self.aggregate: Callable[[], None] = captured(self._aggregate, device)
         self.evaluate: Callable[[], None] = captured(self._evaluate, device)
 

@@ -46,8 +46,8 @@ class LaneModel:
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
         inputs = mapped(lambda x: x.to(device), task.data.inputs(2))
         self.stats = BatchStats(module, inputs)
-        # A loop over time would take minutes to compile; captured as it is, it is one launch too.
-        self.compiles = not recurrent.unroll(module)
+        # A loop over time would take minutes to compile and seconds to record; captured as it is, it is one launch too.
+        self.is_short = not recurrent.unroll(module)
         for part in module.modules():
             if type(part) is nn.Embedding:
                 part.__class__ = LaneEmbedding

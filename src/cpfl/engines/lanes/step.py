@@ -72,8 +72,9 @@ class Lanes:
             self._views = {name: view.detach().requires_grad_() for name, view in views.items()}
             self._gradients_LP = torch.zeros_like(self.params_LP)
             self._gradient_views = list(buffers.layout.views(self._gradients_LP[:count]).values())
-            self._gradients, self._recorded = self._from_views, recorded(self._differentiated)
-        elif buffers.model.compiles:
+            self._gradients, work = self._from_views, self._differentiated
+            self._of_batch = recorded(work) if buffers.model.is_short else work
+        elif buffers.model.is_short:
             self._forward = faster(self._losses_of_rows)
         # Compiled, a step reads each row once instead of once for every operation. A user's optimizer stays as it is.
         ours = type(self._optimizer).__module__.startswith("cpfl.")
@@ -222,8 +223,8 @@ class Lanes:
         return losses, gradients_LP
 
     def _from_views(self) -> Gradients:
-        """Gradients by each tensor of the model, recorded: by the rows, each would take a pass over all of them."""
-        losses, gradients = self._recorded(self._views, *self._batch())
+        """Gradients by each tensor of the model: by the rows, each would take a pass over all of them."""
+        losses, gradients = self._of_batch(self._views, *self._batch())
         torch._foreach_copy_(self._gradient_views, gradients)
         self._gradients_LP[self.count :].zero_()
         return losses, self._gradients_LP
