@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.pages import PAGES, ROOT, blocks, commands, files
+from tests.pages import PAGES, ROOT, blocks, commands, files, find
 from tests.processes import PYTHON, Program
 
 # Notes of blocks that are not run here, and the file that runs them instead.
@@ -66,7 +66,7 @@ def test_a_shell_runs_a_block(tmp_path: Path) -> None:
     """The console script, as installed: a block of commands that train nothing."""
     (text,) = (
         block["text"]
-        for block in blocks(ROOT / "docs" / "custom-data-and-model.md")
+        for block in blocks(find("custom-data-and-model.md"))
         if block["kind"] == "sh" and not block["note"]
     )
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
