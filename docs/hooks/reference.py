@@ -91,8 +91,11 @@ def _row(parameter: click.Parameter, context: click.Context) -> str:
     else:
         head = f"`{parameter.make_metavar(context)}`"
     default = parameter.default
-    shown = "" if parameter.required or default in (None, "", False, ()) or callable(default) else f"`{default}`"
-    return f"| {head} | {_cell(getattr(parameter, 'help', None) or '')} | {shown or ('required' if parameter.required else '')} |"
+    if parameter.required:
+        shown = "required"
+    else:
+        shown = "" if default in (None, "", False, ()) or callable(default) else f"`{default}`"
+    return f"| {head} | {_cell(getattr(parameter, 'help', None) or '')} | {shown} |"
 
 
 def _cell(text: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import re
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,10 +32,8 @@ def on_files(files: Files, config: Any) -> Files:
         elif source.suffix == ".png":
             files.append(File.generated(config, _asset(source), content=source.read_bytes()))
     files.append(File.generated(config, "results/index.md", content=INDEX + "\n".join(lines) + "\n"))
-    package = find_spec("mermaidx")
-    assert package is not None and package.origin is not None, "make docs installs mermaidx"
-    script = Path(package.origin).parent / "assets" / "mermaid.js"
-    files.append(File.generated(config, MERMAID, content=script.read_text()))
+    script = importlib.resources.files("mermaidx").joinpath("assets/mermaid.js")
+    files.append(File.generated(config, MERMAID, content=script.read_text(encoding="utf-8")))
     return files
 
 
