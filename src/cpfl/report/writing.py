@@ -14,7 +14,6 @@ from subprocess import DEVNULL, PIPE, run
 from typing import Any, NamedTuple
 
 import jinja2
-import vl_convert
 
 from cpfl.errors import RunFolderError
 from cpfl.report import style
@@ -43,7 +42,7 @@ _templates = jinja2.Environment(
 def vega() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, made once in a process."""
     made = run([sys.executable, "-c", VEGA], stdout=PIPE, stderr=DEVNULL, encoding="utf-8", check=False)
-    return made.stdout or vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub has no defaults
+    return made.stdout or str(style.converter().javascript_bundle())
 
 
 class Written(NamedTuple):
@@ -67,6 +66,7 @@ def report(*folders: str | Path, out: str | Path | None = None, max_drop: float 
         Points of accuracy that the recommended n may lose against plain federated learning (n = 1).
     """
     check_max_drop(max_drop)
+    style.converter()  # first: where it is missing, nothing is written
     wanted = [expanded(Path(folder), "the folder") for folder in folders]
     paths = runs_in(wanted)
     where = expanded(Path(out), "out") if out is not None else wanted[0]
