@@ -56,7 +56,7 @@ def _later(path: Path) -> list[dict[str, Any]]:
 
 def report(
     folders: Annotated[list[Path], PathArgument(metavar="DIR…", help="Folders with runs, or run folders.")],
-    out: Annotated[Path | None, PathOption(help="Where to write; else the first DIR.")] = None,
+    out: Annotated[Path | None, PathOption("--out", "-o", help="Where to write; else the first DIR.")] = None,
     redistill: Annotated[
         bool, typer.Option("--redistill", help="First distill finished runs at earlier moments, from their snapshots.")
     ] = False,
