@@ -57,6 +57,7 @@ def run(
     with _view(as_json, quiet, verbose, chosen) as callback:
         finished = api.run(chosen, out=out, callback=callback, verbose=False, **arguments)
     show(finished.summary, finished.path, as_json)
+    _advise(finished.path, as_json)
 
 
 def resume(
@@ -95,6 +96,7 @@ def resume(
     with _view(as_json, quiet, verbose, experiment) as callback:
         finished = api.resume(path, callback=callback, verbose=False, **arguments)
     show(finished.summary, finished.path, as_json)
+    _advise(finished.path, as_json)
 
 
 def distill(
@@ -208,6 +210,14 @@ def _view(as_json: bool, quiet: bool, verbose: bool, experiment: Experiment, epo
 
     console = options.progress_console(as_json, quiet)
     return RunView(console, experiment, epochs or experiment.distillation.epochs, every_round=verbose)
+
+
+def _advise(path: Path, as_json: bool) -> None:
+    """Say what can be concluded from one run, and which command comes next."""
+    from cpfl.report.advice import advise_runs
+
+    if not as_json:
+        options.say("\n".join(advice.text() for advice in advise_runs([path])))
 
 
 def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:

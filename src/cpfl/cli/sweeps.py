@@ -70,6 +70,7 @@ def run_sweep(
     """Run a sweep, then show its tables and pictures. Failed runs are listed last, with exit code 1."""
     import cpfl
     from cpfl.report import tables
+    from cpfl.report.advice import advise_runs
     from cpfl.sweep.view import SweepView
     from cpfl.terminal.views import sentence
 
@@ -85,6 +86,7 @@ def run_sweep(
         varied = view.grid.varied(run.path.name)
         all_rows.append({**run.summary, "path": str(run.path)} | ({"settings": varied} if varied else {}))
         groups.setdefault(", ".join(f"{key} = {value}" for key, value in varied.items()), []).append(all_rows[-1])
+    advices = advise_runs([run.path for run in runs])
     if as_json:
         by_cohorts = [
             row | {key: rows[0][key] for key in rows[0].keys() & {"settings"}}
@@ -92,7 +94,8 @@ def run_sweep(
             for row in tables.by_cohorts(rows)
         ]
         failed = [{"path": path, "error": sentence(error)} for path, error in view.failures]
-        options.show_json({"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": folder})
+        found = {"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": folder}
+        options.show_json(found | {"advice": [advice.tree() for advice in advices]})
     else:
         for group, rows in groups.items():
             table = tables.trade_off(rows, options.console.width)
@@ -105,6 +108,8 @@ def run_sweep(
         options.notify(f"no picture: {error}")
     if not as_json:
         options.say("\n".join([f"runs:    {folder}", *(f"picture: {picture}" for picture in pictures)]))
+        for advice in advices:
+            options.say((f"{advice.comparison.label}: " if len(advices) > 1 else "") + advice.text())
     if view.failures:
         for path, failure in view.failures:
             if not isinstance(failure, CpflError):  # a bug: the whole traceback
