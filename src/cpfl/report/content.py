@@ -6,14 +6,16 @@ from typing import Any
 
 from cpfl.report import cohort_figures as inside
 from cpfl.report import figures, style, tables
-from cpfl.report.advice import MAX_DROP, Advice, advise
+from cpfl.report.advice import advise
+from cpfl.report.candidates import comparisons
 from cpfl.report.groups import Group, group
 from cpfl.report.reading import READ_ERRORS, RunFacts, damage, read_all
+from cpfl.report.verdict import USUAL, Limits
 
 Tree = dict[str, Any]
 
 
-def content(paths: Iterable[Path], max_drop: float = MAX_DROP) -> Tree:
+def content(paths: Iterable[Path], limits: Limits = USUAL) -> Tree:
     """Everything that a report says about the runs in these folders."""
     runs, damaged = read_all(paths)
     while True:  # until every file that is drawn can be read
@@ -24,21 +26,23 @@ def content(paths: Iterable[Path], max_drop: float = MAX_DROP) -> Tree:
             except READ_ERRORS as error:
                 bad[run.name] = damage(error)
         if not bad:
-            return content_of(runs, damaged, max_drop)
+            return content_of(runs, damaged, limits)
         damaged += bad.items()
         runs = [run for run in runs if run.name not in bad]
 
 
-def content_of(runs: Iterable[RunFacts], damaged: Sequence[tuple[str, str]], max_drop: float = MAX_DROP) -> Tree:
+def content_of(runs: Iterable[RunFacts], damaged: Sequence[tuple[str, str]], limits: Limits = USUAL) -> Tree:
     """The same for runs that are read already."""
     groups = group(runs)
     several = len(groups) > 1
+    advices = [advise(one, limits) for one in comparisons(groups)]
+    chosen = {one.group.id: one.n for one in advices if one.group}
     return {
         "title": groups[0].label if len(groups) == 1 else f"{len(groups)} experiments" if groups else "no readable run",
-        "max_drop": max_drop,
+        "advice": [one.tree() for one in advices],
         "notes": _notes(groups, damaged),
         "together": _prefixed(_against(groups), "all-") if several else [],
-        "groups": [_group(one, advise(one.rows, max_drop), several) for one in groups],
+        "groups": [_group(one, chosen.get(one.id), several) for one in groups],
         "damaged": [{"path": path, "reason": reason} for path, reason in damaged],
     }
 
@@ -84,21 +88,19 @@ def _notes(groups: Sequence[Group], damaged: Sequence[Any]) -> list[str]:
     return notes
 
 
-def _group(one: Group, advice: Advice, several: bool) -> Tree:
+def _group(one: Group, chosen: int | None, several: bool) -> Tree:
     rows, prefix = one.rows, f"{one.id}-" if several else ""
     sections = [
-        ("trade-off", "The trade-off", [_trade_off(one, advice)] if rows else []),
+        ("trade-off", "The trade-off", [_trade_off(one, chosen)] if rows else []),
         ("against-n", "Against n", [] if several else _against([one])),
-        ("cohorts", "Inside the cohorts", _cohorts(one, advice)),
+        ("cohorts", "Inside the cohorts", _cohorts(one, chosen)),
         ("earlier", "Distilling earlier", _earlier(one) if rows else []),
     ]
     return {
         "id": one.id,
         "label": one.label,
         "metric": one.metric,
-        "n": advice.n,
-        "sentence": advice.sentence,
-        "reasons": advice.reasons,
+        "n": chosen,
         "table": tables.cells(rows, one.published.get("by_n", [])) if rows else None,
         "source": one.published.get("source", ""),
         "remarks": one.published.get("remarks", []),
@@ -131,9 +133,9 @@ def _run(run: RunFacts) -> Tree:
     }
 
 
-def _trade_off(one: Group, advice: Advice) -> Tree:
+def _trade_off(one: Group, chosen: int | None) -> Tree:
     published = one.published.get("by_n", [])
-    spec = figures.trade_off(one.summaries, published, advice.n)
+    spec = figures.trade_off(one.summaries, published, chosen)
     return figure("trade-off", spec, metric=one.metric, label=one.label, diamonds=_diamonds([one], spec))
 
 
@@ -153,10 +155,10 @@ def _diamonds(groups: Sequence[Group], spec: Tree) -> str:
     return " Hollow diamonds are the paper's figures." + other * any(one.differences for one in groups)
 
 
-def _cohorts(one: Group, advice: Advice) -> list[Tree]:
+def _cohorts(one: Group, taken: int | None) -> list[Tree]:
     numbers = one.numbers
     split = [n for n in numbers if n > 1]
-    chosen = next((n for n in (4, advice.n) if n in split), split[0] if split else numbers[0])
+    chosen = next((n for n in (4, taken) if n in split), split[0] if split else numbers[0])
     shown, seed = f", n = {chosen}", f"seed {one.runs_of(chosen)[0].experiment.seed}"
     plain = "; the dashed line is the run that was not partitioned" if 1 in numbers and split else ""
     public = one.runs[0].experiment.stopping.metric == "public-agreement"

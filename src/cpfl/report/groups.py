@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -96,11 +96,26 @@ def _key(experiment: Experiment, max_rounds: int) -> str:
     return json.dumps(fixed | {"max_rounds": max_rounds}, sort_keys=True)
 
 
+def differing(groups: Sequence[Group]) -> list[list[str]]:
+    """The settings by which each of several experiments differs from the main one: that with n = 1 and most runs."""
+    main = max(groups, key=lambda one: (1 in one.numbers, len(one.runs)))
+    usual, found = effects.flat(main.runs[0].experiment), list[list[str]]()
+    for one in groups:
+        own = effects.flat(one.runs[0].experiment)
+        keys = [key for key in own if key not in (*VARIED, "precision", "name") and own[key] != usual[key]]
+        texts = [_setting(key, own[key]) for key in keys[:LONG]] + ["…"] * (len(keys) > LONG)
+        found.append(texts if texts not in found else [*texts, f"({len(found) + 1})"])
+    return found
+
+
 def _label(own: Mapping[str, Any], others: list[dict[str, Any]]) -> str:
     keys = sorted({key for other in others for key in own.keys() | other.keys() if own.get(key) != other.get(key)})
-    values = ((key, own.get(key)) for key in keys[:LONG])
-    texts = [f"{SIGNS.get(key, key)} = {f'{v:g}' if isinstance(v, float) else v}" for key, v in values]
+    texts = [_setting(key, own.get(key)) for key in keys[:LONG]]
     return ", ".join([str(own["name"]), *texts, *(["…"] if len(keys) > LONG else [])])
+
+
+def _setting(key: str, value: Any) -> str:
+    return f"{SIGNS.get(key, key)} = {f'{value:g}' if isinstance(value, float) else value}"
 
 
 def _natural(group: Group) -> list[tuple[float, str]]:

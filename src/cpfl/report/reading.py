@@ -43,6 +43,9 @@ class Student(NamedTuple):
     hours: float
     at: float | None  # virtual hours of the snapshots; None: not limited
     quorum: float
+    cpu_hours: float
+    gb: float
+    ensemble: float
 
 
 class CohortHistory:
@@ -182,7 +185,15 @@ class RunFacts:
             if settings and own | {key: settings[key] for key in ("at", "quorum")} == settings:
                 found.append((summary, settings))
         return [
-            Student(s["student_accuracy"], s["hours"], hours(d["at"]) if d["at"] else None, d["quorum"])
+            Student(
+                s["student_accuracy"],
+                s["hours"],
+                hours(d["at"]) if d["at"] else None,
+                d["quorum"],
+                s["cpu_hours"],
+                s["comm_gb"],
+                s["ensemble_accuracy"],
+            )
             for s, d in found
         ]
 

@@ -7,9 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import vl_convert
-
-from cpfl.errors import RunFolderError
+from cpfl.errors import CpflError, RunFolderError
 from cpfl.runs import files
 from cpfl.scratch import scratch_folder
 
@@ -26,8 +24,8 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 CONVERT: dict[str, Callable[[str], bytes]] = {
     "svg": str.encode,
-    "pdf": vl_convert.svg_to_pdf,
-    "png": lambda svg: vl_convert.svg_to_png(svg, scale=2),
+    "pdf": lambda svg: converter().svg_to_pdf(svg),
+    "png": lambda svg: converter().svg_to_png(svg, scale=2),
 }
 FIGURES: Spec = tomllib.loads(resources.files("cpfl.report").joinpath("figures.toml").read_text(encoding="utf-8"))
 CONFIG: Spec = FIGURES["config"] | {"view": {"stroke": None}}  # TOML knows no null
@@ -122,9 +120,9 @@ def save(spec: Spec, path: Path) -> Path:
     """Write a figure in the format of its file name; HTML is a page that opens offline."""
     check_open_files()
     if path.suffix == ".html":
-        content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
+        content = converter().vegalite_to_html(spec, bundle=True).encode()
     else:
-        content = CONVERT[path.suffix[1:]](vl_convert.vegalite_to_svg(spec))
+        content = CONVERT[path.suffix[1:]](converter().vegalite_to_svg(spec))
     files.write_atomic(path, content)
     return path
 
@@ -135,15 +133,25 @@ def save_all(specs: Mapping[str, Spec], folder: Path) -> list[Path]:
     with files.explained(folder), scratch_folder(folder, ".drawing-") as temporary:
         drawn = []
         for name, spec in specs.items():
-            svg = vl_convert.vegalite_to_svg(spec)
+            svg = converter().vegalite_to_svg(spec)
             for suffix, convert in CONVERT.items():
                 drawn.append(temporary / f"{name}.{suffix}")
                 drawn[-1].write_bytes(convert(svg))
         return [path.replace(folder / path.name) for path in drawn]
 
 
+def converter() -> Any:
+    """What draws with Vega; an extra brings it."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise CpflError("figures need a package that is not installed: pip install 'cpfl[report]'") from None
+    return vl_convert
+
+
 def check_open_files() -> None:
-    """Refuse to draw where Vega could not open what it needs: it would end in a panic."""
+    """Refuse to draw without what draws, or where Vega could not open what it needs: it would end in a panic."""
+    converter()
     handles: list[int] = []
     try:
         for _ in range(HANDLES):

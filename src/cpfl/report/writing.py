@@ -14,12 +14,12 @@ from subprocess import DEVNULL, PIPE, run
 from typing import Any, NamedTuple
 
 import jinja2
-import vl_convert
 
 from cpfl.errors import RunFolderError
 from cpfl.report import style
-from cpfl.report.advice import MAX_DROP, check_max_drop
+from cpfl.report.advice import check_limits
 from cpfl.report.content import Tree, all_figures, content
+from cpfl.report.verdict import Limits
 from cpfl.runs import files
 from cpfl.runs.finding import find_runs
 from cpfl.user_files import expanded
@@ -43,7 +43,7 @@ _templates = jinja2.Environment(
 def vega() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, made once in a process."""
     made = run([sys.executable, "-c", VEGA], stdout=PIPE, stderr=DEVNULL, encoding="utf-8", check=False)
-    return made.stdout or vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub has no defaults
+    return made.stdout or str(style.converter().javascript_bundle())
 
 
 class Written(NamedTuple):
@@ -54,7 +54,14 @@ class Written(NamedTuple):
     content: Tree
 
 
-def report(*folders: str | Path, out: str | Path | None = None, max_drop: float = MAX_DROP) -> Written:
+def report(
+    *folders: str | Path,
+    out: str | Path | None = None,
+    max_drop: float = 2.0,
+    max_hours: float | None = None,
+    max_cpu_hours: float | None = None,
+    max_gb: float | None = None,
+) -> Written:
     """Write report.html and figures/ over all runs in these folders.
 
     Parameters
@@ -65,8 +72,12 @@ def report(*folders: str | Path, out: str | Path | None = None, max_drop: float 
         Where to write; else the first folder.
     max_drop
         Points of accuracy that the recommended n may lose against plain federated learning (n = 1).
+    max_hours, max_cpu_hours, max_gb
+        What it may take at most: virtual hours until its slowest seed ends, CPU hours of all clients, traffic.
     """
-    check_max_drop(max_drop)
+    limits = Limits(max_drop, max_hours, max_cpu_hours, max_gb)
+    check_limits(limits)
+    style.converter()  # first: where it is missing, nothing is written
     wanted = [expanded(Path(folder), "the folder") for folder in folders]
     paths = runs_in(wanted)
     where = expanded(Path(out), "out") if out is not None else wanted[0]
@@ -75,7 +86,7 @@ def report(*folders: str | Path, out: str | Path | None = None, max_drop: float 
     style.check_open_files()
     with ThreadPoolExecutor(1) as other:
         other.submit(vega)  # while this thread reads the runs
-        tree = content(paths, max_drop)
+        tree = content(paths, limits)
         drawn = style.save_all({figure["id"]: figure["spec"] for figure in all_figures(tree)}, where / FIGURES)
     _remove_old(where, {path.name for path in drawn})
     page = where / "report.html"

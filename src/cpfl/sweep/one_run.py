@@ -49,8 +49,8 @@ def run_or_resume(experiment: Experiment, path: Path, report: Report, **common: 
     """Start the run at this path, or resume it."""
     callback = ProgressReporter(path.name, experiment.cohorts, report)
     if not (path / "run.json").is_file():
-        api.run(experiment, out=path, callback=callback, **common)
+        api.run(experiment, out=path, callback=callback, verbose=False, **common)
         return
     if common.get("engine") == "auto":
         common["engine"] = ""  # the one it started with
-    api.resume(path, callback=callback, **common)
+    api.resume(path, callback=callback, verbose=False, **common)

@@ -1,5 +1,5 @@
-"""What a user sees in a terminal: a live view of a run or a sweep, plain lines where there is no terminal."""
+"""What a user sees of a run: a live view in a terminal or a notebook, plain lines elsewhere."""
 
-from cpfl.terminal.views import RunView, SweepView
+from cpfl.terminal.views import RunView, following
 
-__all__ = ["RunView", "SweepView"]
+__all__ = ["RunView", "following"]

@@ -1,22 +1,21 @@
-"""A run and a sweep on the screen: drawn twice a second on a terminal, plain lines elsewhere."""
+"""A run on the screen: drawn twice a second on a terminal and in a notebook, plain lines elsewhere."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from cpfl.api import Run
-from cpfl.callbacks import Callback
+from cpfl.callbacks import Callback, CallbackList
 from cpfl.distillation.student import EpochRecord
 from cpfl.errors import CpflError, printable
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.settings import Experiment
-from cpfl.sweep import RunProgress, SweepCallback, SweepGrid
+from cpfl.terminal.notebook import Notebook
 from cpfl.terminal.progress import LEVELS, PLAIN_LEVELS, Cohort, ProgressEstimate, duration, time_left
 
 REFRESH = 2  # times a second
@@ -36,14 +35,27 @@ class LiveView:
         self._last_line = time.monotonic()
         refresh: dict[str, Any] = {"refresh_per_second": REFRESH, "transient": True, "vertical_overflow": "crop"}
         self._live = Live(console=console, get_renderable=self._draw, **refresh)
+        self._notebook: Notebook | None = None
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._console.is_jupyter:
+            self._notebook = Notebook(1 / REFRESH)
+        elif self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+        if self._notebook is not None:
+            self._notebook.show(self._draw)
+
+    def _is_live(self) -> bool:
+        return self._live.is_started or self._notebook is not None
+
+    def _changed(self) -> None:
+        """A notebook has no thread that draws: it is drawn when something has happened."""
+        if self._notebook is not None and self._notebook.is_due():
+            self._notebook.show(self._draw)
 
     def on_message(self, text: str) -> None:
         """Print a line."""
@@ -62,7 +74,7 @@ class LiveView:
     def _line_due(self) -> bool:
         """Whether it is time for another plain line; never while there is a live view."""
         now = time.monotonic()
-        due = not self._live.is_started and now - self._last_line > self.quiet_seconds
+        due = not self._is_live() and now - self._last_line > self.quiet_seconds
         if due:
             self._last_line = now
         return due
@@ -80,13 +92,16 @@ class RunView(LiveView, Callback):
     A round costs a few additions; a thread draws twice a second, however many rounds there are.
     """
 
-    def __init__(self, console: Console, experiment: Experiment, epochs: int) -> None:
-        self._experiment, self._epochs = experiment, epochs
+    def __init__(self, console: Console, experiment: Experiment, epochs: int, every_round: bool = False) -> None:
+        self._experiment, self._epochs, self._every_round = experiment, epochs, every_round
         self._progress = ProgressEstimate(experiment)
         self._epoch: EpochRecord | None = None
         self._load: Mapping[str, Any] = {}  # of a cluster's workers
         self._distilling = time.monotonic()  # when distillation began, at the latest
         super().__init__(console)
+
+    def __enter__(self) -> Self:
+        return self if self._every_round else super().__enter__()
 
     def on_start(self, sessions: Sequence[Session]) -> None:
         """Count the rounds that were trained before."""
@@ -100,7 +115,9 @@ class RunView(LiveView, Callback):
         """Count the round; without a live view, print every stop, and the progress from time to time."""
         self._progress.add(session, closed)
         self._distilling = time.monotonic()
-        if session.stopped and not self._live.is_started:
+        if self._every_round:
+            self.on_message(self._round(session, closed))
+        if session.stopped and not self._is_live():
             self.on_message(
                 f"cohort {session.cohort} stopped after {session.round} rounds, "
                 f"{session.clock / 3600:.2f} h ({session.stopped})"
@@ -108,12 +125,14 @@ class RunView(LiveView, Callback):
         if self._line_due():
             facts = (self._facts(), self._speed(), time_left(self._progress.seconds_left()))
             self.on_message(" · ".join(filter(None, facts)))
+        self._changed()
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Show the student's loss and accuracy."""
         self._epoch = record
-        if self._line_due():
+        if self._every_round or self._line_due():
             self.on_message(f"distill: {self._student(record)}")
+        self._changed()
 
     def on_workers(self, load: Mapping[str, Any]) -> None:
         """Show which worker of a cluster trains what."""
@@ -124,6 +143,12 @@ class RunView(LiveView, Callback):
         from cpfl.objectives.base import objective  # by now torch is loaded
 
         return objective(self._experiment.model).metric
+
+    def _round(self, session: Session, closed: ClosedRound) -> str:
+        record = closed.record
+        validation = "" if record.validation is None else f" · validation loss {record.validation:.4f}"
+        when = f"cohort {session.cohort} · round {session.round:,} · {session.clock / 3600:.2f} h"
+        return f"{when} · training loss {record.loss:.4f}{validation}"
 
     def _facts(self) -> str:
         progress = self._progress
@@ -194,6 +219,32 @@ class RunView(LiveView, Callback):
         return f"{self._progress.rounds_left(session).most:,} rounds left" if session.round else "waiting"
 
 
+@contextmanager
+def following(
+    verbose: bool | None, callback: Callback | None, experiment: Experiment, epochs: int = 0
+) -> Iterator[Callback]:
+    """The callback, with a view of the run on standard error or in a notebook.
+
+    `verbose` is whether to show it; None: where there is a terminal or a notebook.
+    """
+    own, console = callback or Callback(), progress_console()
+    if not (is_shown(console) if verbose is None else verbose):
+        yield own
+        return
+    with RunView(console, experiment, epochs or experiment.distillation.epochs) as view:
+        yield CallbackList(own, view)
+
+
+def progress_console() -> Console:
+    """Where a program shows progress: its standard output is its own."""
+    return Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+
+def is_shown(console: Console) -> bool:
+    """Whether somebody looks at it: in a terminal or a notebook."""
+    return console.is_terminal or console.is_jupyter
+
+
 def worker_lines(load: Mapping[str, Any]) -> list[str]:
     """A line for each worker of a cluster, the busiest ones if there are too many."""
     rows = list(load.get("workers", ()))
@@ -219,84 +270,6 @@ def first_cohorts(cohorts: Sequence[int]) -> str:
     """The first few by number, and how many more."""
     first = ", ".join(map(str, cohorts[:FEW]))
     return f"{first} and {len(cohorts) - FEW} more" if len(cohorts) > FEW else first or "none"
-
-
-class SweepView(LiveView, SweepCallback):
-    """Shows a sweep: one line for each run that ends, and a live line for all of them."""
-
-    quiet_seconds = 30.0
-
-    def __init__(self, console: Console) -> None:
-        self.grid: SweepGrid | None = None
-        self.failures: list[tuple[Path, Exception]] = []
-        self._total = self._before = 0  # runs of the sweep; those that were finished when it began
-        self._finished = 0  # runs, with those that were finished before
-        self._progress: dict[str, RunProgress] = {}  # of runs that train
-        self._rounds = 0  # of runs that have ended
-        self._began = time.monotonic()
-        super().__init__(console)
-
-    def on_start(self, grid: SweepGrid, finished: Sequence[str]) -> None:
-        """Count the runs."""
-        self.grid, self._total, self._before = grid, len(grid.runs), len(finished)
-        self._began = self._last_line = time.monotonic()
-        if finished:
-            self.on_message(f"{len(finished)} of {self._total} runs are finished already")
-
-    def on_progress(self, progress: RunProgress) -> None:
-        """Remember how far a run has come."""
-        self._progress[progress.name] = progress
-        self.on_wait()
-
-    def on_wait(self) -> None:
-        """Without a live view, print the progress from time to time."""
-        if self._line_due():
-            self.on_message(self._facts())
-
-    def on_run(self, run: Run) -> None:
-        """Print the outcome."""
-        summary = run.summary
-        self._finished += 1
-        self._progress.pop(run.path.name, None)
-        self._rounds += summary["rounds"]
-        words = [f"n = {summary['cohorts']}", f"seed {summary['seed']}"]
-        if self.grid is not None:
-            words += [f"{key} = {value}" for key, value in self.grid.varied(run.path.name).items()]
-        score = f"{summary.get('metric', 'accuracy')} {summary['student_accuracy']:.1f} %"
-        self.on_message(
-            f"{', '.join(words)}: {score}, {summary['hours']:.2f} h, "
-            f"{summary['cpu_hours']:.1f} CPU h  ({summary['wall_seconds']:.1f} s)"
-        )
-
-    def on_failure(self, path: Path, error: Exception) -> None:
-        """Print the error."""
-        self.failures.append((path, error))
-        ended = self._progress.pop(path.name, None)
-        self._rounds += ended.rounds if ended else 0
-        self.on_message(f"{path.name} failed: {sentence(error)}")
-
-    def _facts(self) -> str:
-        ended, active = self._finished + len(self.failures), self._progress.values()
-        rounds = self._rounds + sum(progress.rounds for progress in active)
-        facts = f"{ended} of {self._total} runs ended · {rounds:,} rounds"
-        if self.failures:
-            facts += f" · {len(self.failures)} failed"
-        new = ended - self._before
-        if new > 0 and ended < self._total:
-            # Runs differ, n = 1 from n = 8 most of all: an estimate from the mean of those that have ended.
-            each = (time.monotonic() - self._began) / (new + 0.5 * len(active))
-            facts += f" · about {duration(each * (self._total - ended - 0.5 * len(active)))} left"
-        return facts
-
-    def _lines(self) -> Sequence[Text | str]:
-        if not self._total:
-            return ["preparing …"]
-        lines = [f"sweep {self._bar((self._finished + len(self.failures)) / self._total)} {self._facts()}"]
-        for progress in sorted(self._progress.values())[: max(1, self._console.height - 4)]:
-            training = f"{progress.stopped} of {progress.cohorts} stopped"
-            state = f"distill epoch {progress.epoch}" if progress.epoch else training
-            lines.append(f"  {progress.name}: {progress.rounds:,} rounds · {state}")
-        return lines
 
 
 def sentence(error: Exception) -> str:
