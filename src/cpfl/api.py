@@ -81,6 +81,7 @@ def run(
     callback: Callback | None = None,
     track: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    train_only: bool = False,
 ) -> Run:
     """Run one experiment, with your own model and arrays if you like.
 
@@ -103,6 +104,8 @@ def run(
         The cluster of the engine ray, ClusterConfig("host:6379"); without one, this machine.
     callback, track
         What follows the run: a Callback, and trackers by name (tensorboard, mlflow, wandb).
+    train_only
+        Train the cohorts and distill nothing: the run stays unfinished until `resume` distills it.
     """
     trackers.check(track)
     given = {"model.name": model, "data.train": train, "data.public": public}
@@ -142,7 +145,7 @@ def run(
         undo.pop_all()
     chosen_engine = engine if isinstance(engine, Engine) else resolved
     make_engine = partial(create_engine, chosen_engine, task, on_device, callback.on_message, workers, cluster)
-    return execute(task, folder, make_engine, on_device, callback, track, "started")
+    return execute(task, folder, make_engine, on_device, callback, track, "started", train_only)
 
 
 def resume(
@@ -159,6 +162,7 @@ def resume(
     cluster: ClusterConfig | None = None,
     callback: Callback | None = None,
     track: Sequence[str] = (),
+    train_only: bool = False,
 ) -> Run:
     """Continue a run that was interrupted; its results are those of an uninterrupted one.
 
@@ -181,7 +185,7 @@ def resume(
     given = given_arrays(train, test, public, folder.experiment(), callback.on_message)
     task = reload_task(folder, data, model, given, callback.on_message)
     make_engine = partial(create_engine, engine, task, on_device, callback.on_message, workers, cluster)
-    return execute(task, folder, make_engine, on_device, callback, track, "resumed")
+    return execute(task, folder, make_engine, on_device, callback, track, "resumed", train_only)
 
 
 def distill(
@@ -272,6 +276,7 @@ def execute(
     callback: Callback,
     track: Sequence[str],
     event: str,
+    train_only: bool = False,
 ) -> Run:
     """Algorithm 1 into a run folder that this process holds alone."""
     followers = CallbackList(callback, *(trackers.Tracking(name, folder, callback.on_message) for name in track))
@@ -287,6 +292,10 @@ def execute(
         engine.on_event, engine.on_load = folder.log, partial(_show_load, folder, followers)
         more = {"workers_device": engine.device} if engine.name == "ray" else {}
         folder.log(event, engine=engine.name, device=str(device), **more)
+        followers.on_task(task, folder, device)
+        if train_only:
+            method.train(task, engine, recorder, device)
+            return Run(folder.path)
         outcome = method.cpfl(task, engine, recorder, device)
         summary = recorder.save(outcome, engine=engine.name, device=engine.device or device.type)
         folder.log("finished")
