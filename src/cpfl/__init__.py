@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from cpfl.settings.experiment_file import load as load_experiment
     from cpfl.sweep import sweep
     from cpfl.sweep.redistill import redistill
+    from cpfl.tune import TuneResult, tune
 
 __all__ = [
     "Callback", "ClientOptimizer", "CohortAssignment", "Contribution", "CpflError", "DistillationLoss", "Engine",
     "Experiment", "MeetingRule", "Objective", "Run", "Selection", "ServerOptimizer", "StoppingRule",
-    "TeacherAggregation", "TeacherWeights", "bound", "distill", "export", "load_experiment", "load_run", "redistill",
-    "report", "resume", "run", "sweep",
+    "TeacherAggregation", "TeacherWeights", "TuneResult", "bound", "distill", "export", "load_experiment", "load_run",
+    "redistill", "report", "resume", "run", "sweep", "tune",
 ]  # fmt: skip
 _NAMES = {
     "cpfl.api": ("Run", "distill", "load_run", "resume", "run"),
@@ -55,6 +56,7 @@ _NAMES = {
     "cpfl.settings": ("Experiment",),
     "cpfl.settings.experiment_file": ("load_experiment",),
     "cpfl.sweep": ("sweep",),
+    "cpfl.tune": ("TuneResult", "tune"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -72,7 +74,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `cpfl.bound`, `cpfl.report` and `cpfl.sweep` functions when packages of these names are imported."""
+    """Keeps `cpfl.bound`, `cpfl.report`, `cpfl.sweep` and `cpfl.tune` functions when packages of these names are
+    imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, ModuleType) and name in _MODULES):

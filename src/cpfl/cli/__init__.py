@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from cpfl.cli import bound, data, deploy, experiment, machine, report, runs, streams, sweeps
+from cpfl.cli import bound, data, deploy, experiment, machine, report, runs, streams, sweeps, tune
 from cpfl.errors import CpflError, one_sentence
 
 INTERRUPTED = 130
@@ -36,6 +36,7 @@ def program(
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": runs.run,
     "sweep": sweeps.sweep,
+    "tune": tune.tune,
     "resume": runs.resume,
     "distill": runs.distill,
     "list": report.list_runs,
