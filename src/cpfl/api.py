@@ -57,6 +57,7 @@ def run(
     verbose: bool | None = None,
     download: MayDownload = False,
     settings: Mapping[str, Any] | None = None,
+    train_only: bool = False,
     **keywords: Any,
 ) -> Run:
     """Run one experiment, with your own model and arrays if you like.
@@ -87,6 +88,8 @@ def run(
         Whether to show progress; None: in a terminal and in a notebook.
     download
         Whether data sets that are not on this machine may be downloaded; a function is asked, with a question.
+    train_only
+        Train the cohorts and distill nothing: the run stays unfinished until `resume` distills it.
     """
     trackers.check(track)
     if isinstance(model, Mapping):  # the section of settings, and no model
@@ -134,7 +137,7 @@ def run(
         undo.pop_all()
         chosen_engine = engine if isinstance(engine, Engine) else resolved
         make_engine = partial(create_engine, chosen_engine, task, on_device, notify, workers, cluster)
-        execute(task, folder, make_engine, on_device, follower, track, "started")
+        execute(task, folder, make_engine, on_device, follower, track, "started", train_only)
     return Run(folder.path, model)
 
 
@@ -153,6 +156,7 @@ def resume(
     callback: Callback | None = None,
     track: Sequence[str] = (),
     verbose: bool | None = None,
+    train_only: bool = False,
 ) -> Run:
     """Continue a run that was interrupted; its results are those of an uninterrupted one.
 
@@ -176,7 +180,7 @@ def resume(
         given = given_arrays(train, test, public, experiment, follower.on_message)
         task = reload_task(folder, data, model, given, follower.on_message)
         make_engine = partial(create_engine, engine, task, on_device, follower.on_message, workers, cluster)
-        execute(task, folder, make_engine, on_device, follower, track, "resumed")
+        execute(task, folder, make_engine, on_device, follower, track, "resumed", train_only)
     return Run(folder.path, model)
 
 
@@ -271,6 +275,7 @@ def execute(
     callback: Callback,
     track: Sequence[str],
     event: str,
+    train_only: bool = False,
 ) -> None:
     """Algorithm 1 into a run folder that this process holds alone."""
     followers = CallbackList(callback, *(trackers.Tracking(name, folder, callback.on_message) for name in track))
@@ -286,6 +291,10 @@ def execute(
         engine.on_event, engine.on_load = folder.log, partial(_show_load, folder, followers)
         more = {"workers_device": engine.device} if engine.name == "ray" else {}
         folder.log(event, engine=engine.name, device=str(device), **more)
+        followers.on_task(task, folder, device)
+        if train_only:
+            method.train(task, engine, recorder, device)
+            return
         outcome = method.cpfl(task, engine, recorder, device)
         summary = recorder.save(outcome, engine=engine.name, device=engine.device or device.type)
         folder.log("finished")

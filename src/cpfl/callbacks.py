@@ -7,12 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from cpfl.distillation.student import EpochRecord
     from cpfl.federation.session import ClosedRound, Session
+    from cpfl.runs.folder import RunFolder
+    from cpfl.task.task import Task
 
 
 class Callback:
     """Base class of everything that follows a run; override the methods that you need."""
+
+    def on_task(self, task: Task, folder: RunFolder, device: torch.device) -> None:
+        """The task is built and its run folder is there; `device` is where models are evaluated."""
 
     def on_start(self, sessions: Sequence[Session]) -> None:
         """Training starts, or resumes from the state of these sessions."""

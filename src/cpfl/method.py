@@ -35,12 +35,18 @@ NO_WORKERS = Engine()
 
 def cpfl(task: Task, engine: Engine, run: RunRecorder, device: torch.device) -> Distilled:
     """The whole method; continues from whatever the run folder already holds."""
-    sessions = open_sessions(task)
-    train_cohorts(task, sessions, engine, run, device)
+    sessions = train(task, engine, run, device)
     teachers = run.teachers(task.experiment.distillation, sessions)
     if task.experiment.merges:
         return merge(task, teachers, device)
     return distill(task, teachers, task.experiment.distillation, device, run.on_epoch, engine)
+
+
+def train(task: Task, engine: Engine, run: RunRecorder, device: torch.device) -> list[Session]:
+    """The cohorts alone: their sessions, all of which have stopped."""
+    sessions = open_sessions(task)
+    train_cohorts(task, sessions, engine, run, device)
+    return sessions
 
 
 def open_sessions(task: Task) -> list[Session]:

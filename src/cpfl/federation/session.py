@@ -23,6 +23,7 @@ from cpfl.federation.messages import (
     AlgorithmState,
     ClientResult,
     ClosedRound,
+    Cost,
     Origin,
     RoundRecord,
     RoundRequest,
@@ -114,6 +115,10 @@ class Session:
         if number not in self._plans:
             self._plans[number] = self._planner.plan(number, self.clock)
         return self._plans[number]
+
+    def expected_cost(self) -> Cost:
+        """What the next round will cost, by what devices and data say; a simulated fleet knows both."""
+        return self._planner.expected(self._plan(self.round + 1))
 
     def close_round(self, outcome: RoundResult) -> ClosedRound:
         """Advance the clock, adopt the new model, and decide whether to stop."""

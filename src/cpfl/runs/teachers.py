@@ -75,7 +75,7 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
         if stop <= moment + ROUNDING:
             chosen[cohort] = files.on_host(sessions[cohort].teacher()) if sessions else folder.teacher(cohort)
         elif settings.unfinished == "latest":
-            chosen[cohort] = _latest(folder, cohort, lines[cohort], meetings, moment)
+            chosen[cohort] = latest_model(folder, cohort, lines[cohort], meetings, moment)
     if not chosen:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent_by_cohort = [[r for r in line if r["clock"] <= moment + ROUNDING] for line in lines]
@@ -177,7 +177,7 @@ def _moment(folder: RunFolder, settings: Distillation, stops: list[float]) -> fl
     return moment
 
 
-def _latest(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, moment: float) -> Path:
+def latest_model(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, moment: float) -> Path:
     """The file of a cohort's latest snapshot at that time, or of the model that it has from a meeting since."""
     if not folder.experiment().snapshots:
         raise RunFolderError(
