@@ -99,7 +99,9 @@ def shared_engine(group: Group, common: Mapping[str, Any], notify: Callable[[str
     experiments = [experiment for _, experiment in group]
     if any(experiment.model.by_cohort for experiment in experiments):
         return None
-    begun = {RunFolder.open(path).engine() for path, _ in group if (path / "run.json").is_file()}
+    begun = set[str]()
+    if common.get("engine", "auto") == "auto":  # else all continue with the one that is asked for
+        begun = {RunFolder.open(path).engine() for path, _ in group if (path / "run.json").is_file()}
     if uses_workers(common):
         workers = common.get("workers") or cores()
         if workers == 1 or not can_fork() or begun - {"workers"}:
