@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from cpfl import method, trackers
 from cpfl.callbacks import Callback, CallbackList
 from cpfl.data.federated import NO_PUBLIC
 from cpfl.distillation.ensemble import check_distillation
+from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.engines.base import Engine
 from cpfl.engines.create import NAMES, check_engine, create_engine, resolve_engine, torch_device
 from cpfl.engines.ray import ClusterConfig, resolve_cluster
@@ -198,28 +199,61 @@ def distill(
     **settings: Any,
 ) -> dict[str, Any]:
     """Distill a run again, finished or still running, without training: at="10h", quorum=0.75, weights="uniform" …"""
+    more: dict[str, Any] = {
+        "model": model,
+        "train": train,
+        "test": test,
+        "public": public,
+        "data": data,
+        "device": device,
+    }
+    return next(distill_each(path, [settings], name=name, callback=callback, **more))
+
+
+def distill_each(
+    path: str | Path,
+    several: Iterable[Mapping[str, Any]],
+    *,
+    name: str = "",
+    model: UserModel | None = None,
+    train: object = None,
+    test: object = None,
+    public: object = None,
+    data: str | Path | None = None,
+    device: str = "auto",
+    callback: Callback | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The same for each of these settings: the task is loaded once, and what a teacher answers is computed once."""
     folder = RunFolder.open(Path(path)).verify()
-    changed = changed_distillation(folder.experiment(), settings)
-    if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
-        raise SettingError(f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'")
-    label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
-    label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
-    callback = callback or Callback()
-    if folder.experiment().cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
-        callback.on_message(ONE_COHORT)
-    if folder.experiment().data.public == NO_PUBLIC and public is None:
-        raise SettingError(f'{folder.path} has no public samples (data.public = "none"): give public, from Python')
-    given = given_arrays(train, test, public, folder.experiment(), callback.on_message)
-    task = reload_task(folder, data, model, given, callback.on_message, changed.student, public is not None)
-    check_distillation(changed, task)
-    recorder = RunRecorder(folder, task.experiment, callback, folder.path / "distillations" / label)
-    on_device = torch_device(device)
-    try:
-        outcome = method.distill(task, recorder.teachers(changed), changed, on_device, recorder.on_epoch)
-        summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
-    finally:
-        recorder.unlock()
-    return {**summary, "path": str(recorder.results)}
+    callback, tasks, outputs = callback or Callback(), dict[str, Task](), TeacherOutputs()
+    for settings in several:
+        changed = changed_distillation(folder.experiment(), settings)
+        if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
+            raise SettingError(
+                f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'"
+            )
+        label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
+        label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
+        if folder.experiment().cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
+            callback.on_message(ONE_COHORT)
+        if folder.experiment().data.public == NO_PUBLIC and public is None:
+            raise SettingError(f'{folder.path} has no public samples (data.public = "none"): give public, from Python')
+        if changed.student not in tasks:
+            given = given_arrays(train, test, public, folder.experiment(), callback.on_message)
+            task = reload_task(folder, data, model, given, callback.on_message, changed.student, public is not None)
+            tasks, outputs = {changed.student: task}, TeacherOutputs()
+        task = tasks[changed.student]
+        check_distillation(changed, task)
+        recorder = RunRecorder(folder, task.experiment, callback, folder.path / "distillations" / label)
+        on_device = torch_device(device)
+        outputs.begin()
+        try:
+            teachers = recorder.teachers(changed)
+            outcome = method.distill(task, teachers, changed, on_device, recorder.on_epoch, outputs=outputs)
+            summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
+        finally:
+            recorder.unlock()
+        yield {**summary, "path": str(recorder.results)}
 
 
 def changed_distillation(experiment: Experiment, changes: Mapping[str, Any]) -> Distillation:
