@@ -131,7 +131,7 @@ def run(
     on_workers = engine == "ray"  # which may have other devices than this process: they decide
     if not on_workers:
         task = task.resolved(engine.device if isinstance(engine, Engine) else on_device.type)
-    callback.on_message(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
+        callback.on_message(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
     resolved = resolve_engine(engine, task, on_device, callback.on_message)
     with ExitStack() as undo:
         # What is wrong with a cluster is found before anything is written; other engines begin to work when made.
@@ -139,6 +139,7 @@ def run(
             engine = create_engine(engine, task, on_device, callback.on_message, workers, cluster)
             undo.callback(engine.close)
             task = task.resolved(engine.device)
+            callback.on_message(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
         folder = RunFolder.create(path, task.experiment, describe(task, data, resolved))
         undo.pop_all()
     chosen_engine = engine if isinstance(engine, Engine) else resolved
