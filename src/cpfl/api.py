@@ -4,7 +4,7 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from cpfl import method, trackers
 from cpfl.callbacks import Callback, CallbackList
 from cpfl.data.federated import NO_PUBLIC
 from cpfl.distillation.ensemble import check_distillation
+from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.engines.base import Engine
 from cpfl.engines.create import NAMES, check_engine, create_engine, resolve_engine, torch_device
 from cpfl.engines.ray import ClusterConfig, resolve_cluster
@@ -126,13 +127,14 @@ def run(
         on_workers = engine == "ray"  # which may have other devices than this process: they decide
         if not on_workers:
             task = task.resolved(engine.device if isinstance(engine, Engine) else on_device.type)
-        notify(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
+            notify(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
         resolved = resolve_engine(engine, task, on_device, notify)
         # What is wrong with a cluster is found before anything is written; other engines begin to work when made.
         if on_workers:
             engine = create_engine(engine, task, on_device, notify, workers, cluster)
             undo.callback(engine.close)
             task = task.resolved(engine.device)
+            notify(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
         folder = RunFolder.create(path, task.experiment, describe(task, data, resolved))
         undo.pop_all()
         chosen_engine = engine if isinstance(engine, Engine) else resolved
@@ -199,30 +201,64 @@ def distill(
     **settings: Any,
 ) -> dict[str, Any]:
     """Distill a run again, finished or still running, without training: at="10h", quorum=0.75, weights="uniform" …"""
+    more: dict[str, Any] = {
+        "model": model,
+        "train": train,
+        "test": test,
+        "public": public,
+        "data": data,
+        "device": device,
+    }
+    return next(distill_each(path, [settings], name=name, callback=callback, verbose=verbose, **more))
+
+
+def distill_each(
+    path: str | os.PathLike[str],
+    several: Iterable[Mapping[str, Any]],
+    *,
+    name: str = "",
+    model: UserModel | None = None,
+    train: object = None,
+    test: object = None,
+    public: object = None,
+    data: str | Path | None = None,
+    device: str = "auto",
+    callback: Callback | None = None,
+    verbose: bool | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The same for each of these settings: the task is loaded once, and what a teacher answers is computed once."""
     folder = RunFolder.open(Path(path)).verify()
-    changed = changed_distillation(folder.experiment(), settings)
-    if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
-        raise SettingError(f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'")
-    label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
-    label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
-    experiment = folder.experiment()
-    with following(verbose, callback, experiment, changed.epochs) as follower:
-        if experiment.cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
-            follower.on_message(ONE_COHORT)
-        if experiment.data.public == NO_PUBLIC and public is None:
-            no_public = f'{folder.path} has no public samples (data.public = "none")'
-            raise SettingError(f"{no_public}: give public, from Python")
-        given = given_arrays(train, test, public, experiment, follower.on_message)
-        task = reload_task(folder, data, model, given, follower.on_message, changed.student, public is not None)
-        check_distillation(changed, task)
-        recorder = RunRecorder(folder, task.experiment, follower, folder.path / "distillations" / label)
-        on_device = torch_device(device)
-        try:
-            result = method.distill(task, recorder.teachers(changed), changed, on_device, recorder.on_epoch)
-            summary = recorder.save(result, distillation=changed.model_dump(), device=on_device.type)
-        finally:
-            recorder.unlock()
-    return {**summary, "path": str(recorder.results)}
+    experiment, tasks, outputs = folder.experiment(), dict[str, Task](), TeacherOutputs()
+    for settings in several:
+        changed = changed_distillation(experiment, settings)
+        if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
+            raise SettingError(
+                f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'"
+            )
+        label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
+        label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
+        with following(verbose, callback, experiment, changed.epochs) as follower:
+            if experiment.cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
+                follower.on_message(ONE_COHORT)
+            if experiment.data.public == NO_PUBLIC and public is None:
+                no_public = f'{folder.path} has no public samples (data.public = "none")'
+                raise SettingError(f"{no_public}: give public, from Python")
+            if changed.student not in tasks:
+                given = given_arrays(train, test, public, experiment, follower.on_message)
+                task = reload_task(folder, data, model, given, follower.on_message, changed.student, public is not None)
+                tasks, outputs = {changed.student: task}, TeacherOutputs()
+            task = tasks[changed.student]
+            check_distillation(changed, task)
+            recorder = RunRecorder(folder, task.experiment, follower, folder.path / "distillations" / label)
+            on_device = torch_device(device)
+            outputs.begin()
+            try:
+                teachers = recorder.teachers(changed)
+                outcome = method.distill(task, teachers, changed, on_device, recorder.on_epoch, outputs=outputs)
+                summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
+            finally:
+                recorder.unlock()
+        yield {**summary, "path": str(recorder.results)}
 
 
 def changed_distillation(experiment: Experiment, changes: Mapping[str, Any]) -> Distillation:

@@ -18,6 +18,7 @@ import torch
 from cpfl import models
 from cpfl.distillation.ensemble import Ensemble, Precision
 from cpfl.distillation.objective import distillation_loss
+from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.distillation.results import Distilled, TestSet
 from cpfl.distillation.student import EpochRecord, initial_student, train_student
 from cpfl.distillation.views import Views
@@ -72,13 +73,15 @@ def distill(
     device: torch.device,
     on_epoch: Callable[[EpochRecord], None],
     engine: Engine = NO_WORKERS,  # its workers compute targets, if it has any
+    outputs: TeacherOutputs | None = None,  # of teachers in other distillations of the task
 ) -> Distilled:
     """Train a student to predict what the teachers predict together on public samples."""
     began, experiment = time.perf_counter(), task.experiment
     models.choose_arithmetic(experiment.precision)
     precision = Precision(device, experiment.precision)
     with models.threads_for(task.start):
-        ensemble = Ensemble(task, teachers.cohorts, settings, precision)  # p_i, and z̃ = Σ_i p_i ⊙ f(x; θ_i)
+        # p_i, and z̃ = Σ_i p_i ⊙ f(x; θ_i)
+        ensemble = Ensemble(task, teachers.cohorts, settings, precision, outputs=outputs)
         test = TestSet(task, precision)
         accuracies = test.accuracies(ensemble, teachers.states())
         if len(teachers.cohorts) == 1:

@@ -25,7 +25,9 @@ def test_client_state_and_the_joint_stopping_rule(plain: Callable[..., Path], tm
     out = tmp_path / "run"
     process = start("run", "digits", *settings(SMALL | changes), "--engine", "ray", "--workers", "2", "--out", out)
     alone = plain(SMALL | changes)
-    assert "Ray: 2 workers on 1 node, a core each" in ended(process)
+    text = ended(process)
+    assert "Ray: 2 workers on 1 node, a core each" in text
+    assert "precision float32; " in text
     same(out, alone)
     evaluated, expected = content(out / "evaluations.jsonl"), content(alone / "evaluations.jsonl")
     assert evaluated == expected != b""

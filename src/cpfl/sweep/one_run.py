@@ -1,5 +1,6 @@
 """One run of a sweep: started or resumed, its progress reported."""
 
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -58,3 +59,12 @@ def run_or_resume(
     if common.get("engine") == "auto":
         common["engine"] = ""  # the one it started with
     api.resume(path, callback=callback, verbose=False, **common)
+
+
+def sendable(error: Exception) -> Exception:
+    """The error as another process can read it: a user's exception need not travel."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
