@@ -17,7 +17,7 @@ from torch import Tensor
 from cpfl.errors import CpflError, DamagedError
 from cpfl.federation.optimizers import server_optimizer
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.federation.stopping import ROUNDING
+from cpfl.federation.stopping import ROUNDING, Share
 from cpfl.meetings.rules import Contribution, meeting_rule, weighted_mean
 from cpfl.models import State
 from cpfl.runs import files, records
@@ -47,7 +47,7 @@ class Meetings:
 
     def __init__(self, task: Task, sessions: Sequence[Session], run: RunRecorder, device: torch.device) -> None:
         self._task, self._sessions, self._settings = task, sessions, task.experiment.meetings
-        self._notify, self._folder, self._layout = run.callback.on_message, run.folder, task.layout()
+        self._callback, self._folder, self._layout = run.callback, run.folder, task.layout()
         self._rule, self._buffers = meeting_rule(task, device), server_optimizer(task.experiment.federation).buffers
         self._path = run.folder.meetings()
         records.repair(self._path)
@@ -56,13 +56,26 @@ class Meetings:
         except TypeError:  # valid JSON of a foreign shape
             raise DamagedError(f"{self._path} is damaged: a line is not that of a meeting") from None
         for session in sessions:
-            if session.phases > len(self.done):
+            if session.phases > len(self.done) + (session.stopped == "joint"):  # which stops without a meeting
                 raise DamagedError(f"{self._path} is damaged: it lacks meetings of cohort {session.cohort}")
         self._models: dict[int, tuple[State, State]] = {}  # the newest meeting's, that files need not be read again
         self._warned = False
 
+    def decided(self, session: Session) -> bool:
+        """Whether the meeting that this cohort waits for was held."""
+        return session.phases < len(self.done)
+
     def decide(self, waiting: Sequence[Session]) -> str:
-        """Merge the models of all cohorts, and write the meeting; nothing stops anybody here."""
+        """Hold a meeting; nothing stops anybody here."""
+        self.hold(waiting, *self.merge(), self.moment(waiting))
+        return ""
+
+    def moment(self, waiting: Sequence[Session]) -> float:
+        """When the next meeting is, in virtual seconds: when it is due, or when the last cohort has come."""
+        return max(waiting[0].meeting_due, *(session.clock for session in self._sessions))
+
+    def merge(self) -> tuple[State, State]:
+        """The model that the rule makes of those of all cohorts, and what the rule remembers."""
         number = len(self.done) + 1
         before = self.done[-1].samples if self.done else [0] * len(self._sessions)
         sizes = self._task.data.clients.training_sizes
@@ -80,13 +93,16 @@ class Meetings:
         merged = self._rule.merge(contributions, files.on_host(start), number)
         if not all(torch.isfinite(value).all() for value in merged.values()):
             raise CpflError(DIVERGED)
-        model = self._layout.received({name: merged[name] for name in start})
-        state = _named(RULE, self._rule.state) | _named(SERVER, self._mean_server_state(waiting))
-        due, clock = waiting[0].meeting_due, max(session.clock for session in self._sessions)
+        return self._layout.received({name: merged[name] for name in start}), self._rule.state
+
+    def hold(self, waiting: Sequence[Session], model: State, remembered: State, clock: float) -> None:
+        """Write a meeting with this merged model, from which the cohorts that wait continue at `clock`."""
+        number = len(self.done) + 1
+        state = _named(RULE, remembered) | _named(SERVER, self._mean_server_state(waiting))
         facts = {"meeting": number}
         meeting = Meeting(
             meeting=number,
-            clock=max(due, clock),
+            clock=clock,
             cohorts=[session.cohort for session in waiting],
             rounds=[session.round for session in waiting],
             samples=[session.samples for session in self._sessions],
@@ -99,11 +115,11 @@ class Meetings:
         files.sync(self._path.parent)
         self.done.append(meeting)
         self._models = {number: (model, state)}
-        self._notify(f"meeting {number} at {meeting.clock / 3600:.2f} h")
-        self._warn_if_late(due, clock)
-        return ""
+        self._callback.on_message(f"meeting {number} at {meeting.clock / 3600:.2f} h")
+        self._callback.on_meeting(asdict(meeting))
+        self._warn_if_late(waiting[0].meeting_due)
 
-    def apply(self, session: Session, closed: ClosedRound) -> ClosedRound:
+    def apply(self, session: Session, closed: ClosedRound, share: Share | None = None) -> ClosedRound:
         """What the next meeting means for a cohort that waits: the same now as after any kill."""
         meeting = self.done[session.phases]
         model, state = self._model(meeting.meeting)
@@ -112,7 +128,7 @@ class Meetings:
             server_state = {}
         elif self._settings.server_state == "average":
             server_state = {name: _part(state, f"{SERVER}/{name}") for name in self._buffers}
-        return session.meet(closed, meeting.clock, model, server_state)
+        return session.meet(closed, meeting.clock, model, server_state, share)
 
     def _model(self, number: int) -> tuple[State, State]:
         """The merged model of a meeting, and what the rule and the servers remember."""
@@ -143,15 +159,16 @@ class Meetings:
         never the bottleneck."""
         here = {session.cohort for session in waiting}
         last = set(self.done[-1].cohorts) if self.done else set(range(len(self._sessions)))
-        averaged = len(self._buffers) if self._settings.server_state == "average" else 0
-        return self._task.model_bytes * (2 * len(here) * (1 + averaged) + len(last - here))
+        left = self._task.model_bytes * len(last - here)
+        return left + sum(session.meeting_bytes for session in waiting)
 
-    def _warn_if_late(self, due: float, clock: float) -> None:
+    def _warn_if_late(self, due: float) -> None:
         """Say once that a round of a cohort is longer than the interval."""
+        clock = max(session.clock for session in self._sessions)
         if math.isfinite(due) and clock > due + ROUNDING and not self._warned:
             self._warned = True
             slowest = max(self._sessions, key=lambda session: session.clock)
-            self._notify(
+            self._callback.on_message(
                 f"all waited until {clock / 3600:.2f} h for a round of cohort {slowest.cohort}, which is longer than "
                 f"meetings.interval = {self._settings.interval}"
             )

@@ -158,8 +158,12 @@ def _stopped(cohort: int, lines: Lines, evaluations: Lines, meetings: Lines) -> 
     if not (lines and lines[-1]["stop"]):
         return math.inf
     last = lines[-1]
-    waited = [e["clock"] for e in evaluations if e["round"] == last["round"] and cohort in e["cohorts"]]
-    waited += [m["clock"] for m in meetings if (cohort, last["round"]) in zip(m["cohorts"], m["rounds"], strict=True)]
+    waited = [
+        one["clock"]
+        for one in [*evaluations, *meetings]
+        if (cohort, last["round"])
+        in zip(one["cohorts"], one.get("rounds") or [one["round"]] * len(one["cohorts"]), strict=True)
+    ]
     return float(max([last["clock"], *waited]))
 
 
