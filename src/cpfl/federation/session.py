@@ -64,7 +64,7 @@ class Session:
         self.stopped = ""  # the reason, once it has
         self.stop_request = ""  # a reason to stop with the next round that is closed
         self.best_round = 0  # the last round whose model was the best so far; 0: none
-        self.phases = 0  # that have ended with an evaluation or a meeting of all cohorts
+        self.phases = 0  # evaluations or meetings of the federation until the last one that it followed
         self.met = Met(0, 0.0)  # the last meeting
         hours = experiment.stopping.max_cpu_hours
         share = len(self.clients) / experiment.clients
@@ -213,6 +213,7 @@ class Session:
     def meet(
         self,
         closed: ClosedRound,
+        number: int,
         clock: float,
         model: State,
         server_state: dict[str, State] | None,
@@ -224,10 +225,10 @@ class Session:
         ----------
         closed
             The last round of the phase. The result is the same round with what the wait adds to it.
-        clock
-            When all cohorts met.
+        number, clock
+            That of the meeting, counted from 1, and when it was.
         model
-            What all of them continue from.
+            What the cohort continues from.
         server_state
             What takes the place of the server optimizer's state, by name; None: it stays.
         share
@@ -235,7 +236,7 @@ class Session:
             none.
         """
         arrived = Snapshot(self.cohort, self.round, self.clock, self._shown)
-        self.phases += 1
+        self.phases = number
         self.clock, self.met, self._arrived = clock, Met(self.round, clock), False
         self._plans.clear()  # they were made for an earlier clock
         self.model = self._shown = model

@@ -34,14 +34,14 @@ class EvaluatedMeetings:
     def decide(self, waiting: Sequence[Session]) -> str:
         """Merge, evaluate what was merged, and hold the meeting if training is to continue; else the limit that ends
         all."""
-        model, remembered = self._meetings.merge()
+        merged = self._meetings.merge()
         if not self._evaluations.decided(waiting[0]):
-            models = [model] if self._merged else [session.model for session in self._sessions]
+            models = [merged.model] if self._merged else [session.model for session in self._sessions]
             if reason := self._evaluations.evaluate(waiting, models, self._meetings.moment(waiting)):
                 return reason
         evaluation = self._evaluations.done[waiting[0].phases]
         if evaluation.decision == "continue":
-            self._meetings.hold(waiting, model, remembered, evaluation.clock)
+            self._meetings.hold(waiting, merged, evaluation.clock)
         return ""
 
     def apply(self, session: Session, closed: ClosedRound) -> ClosedRound:

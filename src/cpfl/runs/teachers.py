@@ -192,7 +192,8 @@ def _latest(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, momen
     before = {line["round"] for line in lines if line["clock"] <= moment + ROUNDING}
     rounds = before.intersection(chain.from_iterable(line.get("snapshots", ()) for line in lines))
     if meeting and max(rounds, default=0) <= last_met:
-        return folder.meeting_model(meeting)
+        own = folder.own_start(cohort).is_file()  # it trains a model of its own
+        return folder.meeting_model(meeting, cohort if own else None)
     if not rounds:
         return folder.start(cohort)
     latest = folder.snapshot(cohort, max(rounds))
