@@ -28,6 +28,12 @@ class Callback:
         """A cohort has closed a round. Return True to stop the run: every cohort ends with its next closed round, and
         the models of that moment are distilled."""
 
+    def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """Under the stopping rule joint all cohorts were evaluated: a line of evaluations.jsonl."""
+
+    def on_meeting(self, meeting: Mapping[str, Any]) -> None:
+        """Cohorts have met, and continue from the merged model: a line of meetings.jsonl."""
+
     def on_epoch(self, record: EpochRecord) -> None:
         """The student has completed an epoch over the public set."""
 

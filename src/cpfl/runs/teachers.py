@@ -158,8 +158,12 @@ def _stopped(cohort: int, lines: Lines, evaluations: Lines, meetings: Lines) -> 
     if not (lines and lines[-1]["stop"]):
         return math.inf
     last = lines[-1]
-    waited = [e["clock"] for e in evaluations if e["round"] == last["round"] and cohort in e["cohorts"]]
-    waited += [m["clock"] for m in meetings if (cohort, last["round"]) in zip(m["cohorts"], m["rounds"], strict=True)]
+    waited = [
+        one["clock"]
+        for one in [*evaluations, *meetings]
+        if (cohort, last["round"])
+        in zip(one["cohorts"], one.get("rounds") or [one["round"]] * len(one["cohorts"]), strict=True)
+    ]
     return float(max([last["clock"], *waited]))
 
 
@@ -188,7 +192,8 @@ def latest_model(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, 
     before = {line["round"] for line in lines if line["clock"] <= moment + ROUNDING}
     rounds = before.intersection(chain.from_iterable(line.get("snapshots", ()) for line in lines))
     if meeting and max(rounds, default=0) <= last_met:
-        return folder.meeting_model(meeting)
+        own = folder.own_start(cohort).is_file()  # it trains a model of its own
+        return folder.meeting_model(meeting, cohort if own else None)
     if not rounds:
         return folder.start(cohort)
     latest = folder.snapshot(cohort, max(rounds))
