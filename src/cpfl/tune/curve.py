@@ -20,7 +20,7 @@ from cpfl.distillation.evaluation import EnsembleAccuracy
 from cpfl.errors import DamagedError
 from cpfl.federation.messages import Cost
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.federation.stopping import ROUNDING, client_evaluation_cost
+from cpfl.federation.stopping import ROUNDING, client_evaluation_cost, server_evaluation_cost
 from cpfl.meetings.final import merged
 from cpfl.models import State
 from cpfl.runs import files, records
@@ -53,12 +53,13 @@ class MergedAccuracy(EnsembleAccuracy):
         mean = merged(self._task, chosen)
         return super().evaluate([teachers[0] if mean is None else mean])
 
-    def cost(self) -> Cost:
+    def cost(self, waiting: Sequence[int] = ()) -> Cost:
         """One model to every client that evaluates; before, all cohort models to the global server."""
-        task, clients = self._task, self._clients
+        task, clients, n = self._task, self._clients, len(self._task.cohorts)
         samples = task.data.clients.validation_sizes[clients]
         sent = np.full(len(clients), task.model_bytes, np.int64)
-        return client_evaluation_cost(task.fleet, clients, samples, 1, sent) + Cost(0.0, 0.0, self.global_bytes)
+        to_global = server_evaluation_cost(n * task.model_bytes if n > 1 else 0)
+        return client_evaluation_cost(task.fleet, clients, samples, 1, sent) + to_global
 
 
 def merges(experiment: Experiment) -> bool:
@@ -81,7 +82,7 @@ class _Reached:
     round: int
     model: State
     cpu_seconds: float
-    bytes: int
+    bytes: float
 
 
 class CurveFollower(Callback):
@@ -137,7 +138,8 @@ class CurveFollower(Callback):
             model = {name: stored[name] for name in self._task.for_cohort(cohort).start}
             spent = math.fsum(line["cpu_seconds"] for line in done)
             last: dict[str, Any] = done[-1] if done else {"clock": 0.0, "round": 0}
-            sent = sum(line["bytes"] for line in done)
+            met = sum(cohort in one["cohorts"] for one in meetings if one["clock"] <= clock + ROUNDING)
+            sent = sum(line["bytes"] for line in done) + met * session.meeting_bytes
             self._at[cohort][moment] = _Reached(last["clock"], last["round"], model, spent, sent)
 
     def _evaluate_all(self) -> None:
@@ -160,12 +162,10 @@ class CurveFollower(Callback):
         """A point of the curve, and what it means for the trial."""
         cost = self._evaluator.cost()
         accuracy, _ = self._evaluator.evaluate([model.model for model in models])
-        met = records.read_sealed(self._folder.meetings(), self._folder.identity)
-        sent = sum(meeting["bytes"] for meeting in met if meeting["clock"] <= clock + ROUNDING)
         point = Point(
             hours=(clock + cost.seconds) / 3600,
             cpu_hours=(math.fsum(model.cpu_seconds for model in models) + cost.cpu_seconds) / 3600,
-            traffic_gb=(sum(model.bytes for model in models) + sent + cost.bytes) / 1e9,
+            traffic_gb=(sum(model.bytes for model in models) + cost.bytes) / 1e9,
             accuracy=accuracy,
             rounds=sum(model.round for model in models),
             moment=clock / 3600,
