@@ -49,7 +49,12 @@ def python() -> str:
 
 
 def _item(name: str, kind: str) -> str:
-    return f"### {name}\n\n`{getattr(cpfl, name)!r}`\n" if kind == "Other names" else f"::: cpfl.{name}\n"
+    value = getattr(cpfl, name)
+    if kind == "Other names":
+        return f"### {name}\n\n`{value!r}`\n"
+    # Where it is defined: packages have the names of some functions.
+    options = f"    options:\n      heading: cpfl.{name}\n      toc_label: {name}\n"
+    return f"::: {value.__module__}.{value.__qualname__}\n{options}"
 
 
 def commands() -> str:
