@@ -38,8 +38,8 @@ PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public":
 def sweep(
     experiment: str | os.PathLike[str] | Experiment,
     *,
-    cohorts: Sequence[int] | None = None,
-    seeds: Sequence[int] | None = None,
+    cohorts: int | Sequence[int] | None = None,
+    seeds: int | Sequence[int] | None = None,
     over: Mapping[str, Sequence[Any]] | None = None,
     out: str | Path | None = None,
     jobs: int = 1,
@@ -68,6 +68,7 @@ def sweep(
     -------
     The finished runs. If some fail, the others are finished first; then a SweepError holds both.
     """
+    cohorts, seeds = ([one] if isinstance(one, int) else one for one in (cohorts, seeds))
     keywords = {key: common.pop(key) for key in [*common] if key not in RUN or isinstance(common[key], Mapping)}
     settings = by_dotted_key(settings or {}, keywords, RUN)
     with following(verbose, callback) as follower:
