@@ -116,7 +116,8 @@ class CurveFollower(Callback):
         number = session.cohort
         before, now = self._now[number], _reached(session)
         for moment in self._passed(before.clock, now.clock):
-            self._at[number][moment] = before
+            waits = closed.record.clock <= moment * self._interval + ROUNDING  # for a meeting: it ended its round before
+            self._at[number][moment] = _waiting(session, closed) if waits else before
         self._now[number] = now
         self._evaluate_all()
         return bool(self._stop)
@@ -199,6 +200,12 @@ def read_curve(path: Path) -> tuple[list[Point], str]:
         return [Point(**line) for line in lines], stop
     except TypeError:  # valid JSON of a foreign shape
         raise DamagedError(f"{path / FILE} is damaged: a line is not a point of a curve") from None
+
+
+def _waiting(session: Session, closed: ClosedRound) -> _Reached:
+    """A cohort that has ended a round and not met the others yet; its model then is the round's newest snapshot."""
+    model = next(one.model for one in reversed(closed.snapshots) if one.round == session.round)
+    return _Reached(closed.record.clock, session.round, model, session.cpu_seconds, session.bytes)
 
 
 def _reached(session: Session) -> _Reached:

@@ -162,21 +162,29 @@ class Tuner:
 
     def work(self, device: str, make_runs: MakeRuns) -> None:
         """All that is left of the tune."""
-        from cpfl.tune.search import Search  # Optuna is optional
-
-        self._make_runs = make_runs
-        self._resolved = partial(Experiment.resolved, device=device)
-        self.outcome.write(self.folder)
-        self.search = Search(self.folder, self.space, self.base, self.goal, self.base.seed)
+        self.begin(device, make_runs)
         if self.outcome.state == "searching":
-            while batch := self._batch():
-                self._train(batch)
-                self._write()
+            self.run_trials()
             self._write(state="distilling", importances=self.search.importances())
         if self.outcome.state == "distilling":
             self._choose()
         if self.outcome.state == "testing":
             self._test()
+
+    def begin(self, device: str, make_runs: MakeRuns, seed: int | None = None) -> None:
+        """Open the search; `seed` is that of its proposals, else the experiment's."""
+        from cpfl.tune.search import Search  # Optuna is optional
+
+        self._make_runs = make_runs
+        self._resolved = partial(Experiment.resolved, device=device)
+        self.outcome.write(self.folder)
+        self.search = Search(self.folder, self.space, self.base, self.goal, self.base.seed if seed is None else seed)
+
+    def run_trials(self) -> None:
+        """Batch after batch, until there are enough."""
+        while batch := self._batch():
+            self._train(batch)
+            self._write()
 
     def _write(self, **changes: Any) -> None:
         self.outcome = replace(self.outcome, **changes)
