@@ -106,3 +106,8 @@ def test_links(page: Path) -> None:
     """Every file that a page links to exists."""
     for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists() or Path(target).name in GENERATED, f"{page.name} links to {target}"
+
+
+def test_readme_is_read_at_once() -> None:
+    """What needs more room is in docs/."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

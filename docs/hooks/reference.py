@@ -104,4 +104,4 @@ def _row(parameter: click.Parameter, context: click.Context) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return " ".join(text.split()).replace("\\[", "[").replace("|", "\\|")  # help texts escape brackets from markup

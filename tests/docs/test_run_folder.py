@@ -1,4 +1,4 @@
-"""The reference describes every field of every file that a run writes, every variable, and nothing else."""
+"""The reference describes every field of every file that a run writes, every variable and exit code, and no other."""
 
 from __future__ import annotations
 
@@ -102,3 +102,11 @@ def test_every_variable_is_described() -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     page = find("environment.md").read_text().partition("## Variables that cpfl reads")[2].partition("\n## ")[0]
     assert set(re.findall(r"\bCPFL_[A-Z_]+\b", source)) == set(re.findall(r"^\| `(CPFL_[A-Z_]+)`", page, re.M))
+
+
+def test_every_exit_code_is_described() -> None:
+    source = "\n".join(path.read_text() for path in (ROOT / "src" / "cpfl" / "cli").rglob("*.py"))
+    found = re.findall(r"typer\.Exit\((\d+)\)|\b(?:INTERRUPTED|CLOSED) = (\d+)|_end\(.*, (\d+)\)", source)
+    page = find("environment.md").read_text().partition("## Variables")[0]
+    described = set(re.findall(r"^\| (\d+) \|", page, re.M))
+    assert {code for codes in found for code in codes if code} | {"0"} == described
