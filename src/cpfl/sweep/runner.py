@@ -30,6 +30,7 @@ from cpfl.task.loading import MayDownload, absolute, check_public, given_arrays,
 from cpfl.user_files import expanded
 
 RUN = [name for name, one in inspect.signature(api.run).parameters.items() if one.kind is one.KEYWORD_ONLY]
+SECTIONS = ("data", "model")  # arguments of it that are sections of settings, too
 PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public": "public"}
 
 
@@ -67,7 +68,8 @@ def sweep(
     The finished runs. If some fail, the others are finished first; then a SweepError holds both.
     """
     cohorts, seeds = ([one] if isinstance(one, int) else one for one in (cohorts, seeds))
-    keywords = {key: common.pop(key) for key in [*common] if key not in RUN or isinstance(common[key], Mapping)}
+    named = (key for key in [*common] if key not in RUN or (key in SECTIONS and isinstance(common[key], Mapping)))
+    keywords = {key: common.pop(key) for key in named}
     settings = by_dotted_key(settings or {}, keywords, RUN)
     with following(verbose, callback) as follower:
         return _sweep(experiment, cohorts, seeds, over or {}, out, jobs, settings, on_run, follower, common)
