@@ -1,6 +1,7 @@
 # make demo   the paper's method in a minute, on data that ships with the dependencies
 # make test   all tests
 # make fuzz   random settings, damaged files and kills, for MINUTES=30
+# make docs   the documentation as a site, in site/
 # make coverage   all tests, and the lines and branches that none of them reaches
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 MINUTES ?= 30
 
-.PHONY: demo test fuzz coverage lint setup clean
+.PHONY: demo test fuzz coverage docs lint setup clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -25,6 +26,9 @@ coverage: $(VENV)/ready
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder; status=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$status
+
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -45,5 +49,9 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true  # torch has files for newer Pythons
 	touch $@
 
+$(VENV)/docs: $(VENV)/ready
+	$(PIP) --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*

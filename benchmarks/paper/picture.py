@@ -2,8 +2,8 @@ r"""The README's picture: accuracy against CPU hours and against hours, as publi
 
 And the accuracy of the ensemble of all cohort models while they trained, by the preset's rule.
 
-    python benchmarks/paper/picture.py --runs results/paper/runs.json --out docs/trade-off-paper.png \
-        --evaluations docs/evaluations.png
+    python benchmarks/paper/picture.py --runs results/paper/runs.json --out docs/results/trade-off-paper.png \
+        --evaluations docs/results/evaluations.png
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from cpfl.sweep import sweep
     from cpfl.sweep.callback import SweepCallback
     from cpfl.sweep.redistill import redistill
+    from cpfl.tune import TuneResult, tune
 
     __version__: str
 
@@ -55,8 +56,8 @@ __all__ = [
     "CpflError", "DamagedError", "DataError", "DistillationLoss", "DivergedError", "Engine", "Experiment",
     "MeetingRule", "MissingError", "ModelError", "Objective", "PrivacyError", "Run", "RunFolderError", "Selection",
     "ServerOptimizer", "SettingError", "StalledError", "StoppingRule", "SweepCallback", "SweepError",
-    "TeacherAggregation", "TeacherWeights", "__version__", "bound", "distill", "export", "load_digits",
-    "load_experiment", "load_run", "redistill", "report", "resume", "run", "sweep",
+    "TeacherAggregation", "TeacherWeights", "TuneResult", "__version__", "bound", "distill", "export", "load_digits",
+    "load_experiment", "load_run", "redistill", "report", "resume", "run", "sweep", "tune",
 ]  # fmt: skip
 _NAMES = {
     "cpfl.api": ("distill", "load_run", "resume", "run"),
@@ -84,6 +85,7 @@ _NAMES = {
     "cpfl.settings": ("Experiment",),
     "cpfl.settings.experiment_file": ("load_experiment",),
     "cpfl.sweep": ("sweep",),
+    "cpfl.tune": ("TuneResult", "tune"),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -112,7 +114,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `cpfl.bound`, `cpfl.report` and `cpfl.sweep` functions when packages of these names are imported."""
+    """Keeps `cpfl.bound`, `cpfl.report`, `cpfl.sweep` and `cpfl.tune` functions when packages of these names are
+    imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, ModuleType) and name in _MODULES):

@@ -4,7 +4,7 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from cpfl import method, trackers
 from cpfl.callbacks import Callback, CallbackList
 from cpfl.data.federated import NO_PUBLIC
 from cpfl.distillation.ensemble import check_distillation
+from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.engines.base import Engine
 from cpfl.engines.create import NAMES, check_engine, create_engine, resolve_engine, torch_device
 from cpfl.engines.ray import ClusterConfig, resolve_cluster
@@ -57,6 +58,7 @@ def run(
     verbose: bool | None = None,
     download: MayDownload = False,
     settings: Mapping[str, Any] | None = None,
+    train_only: bool = False,
     **keywords: Any,
 ) -> Run:
     """Run one experiment, with your own model and arrays if you like.
@@ -87,6 +89,8 @@ def run(
         Whether to show progress; None: in a terminal and in a notebook.
     download
         Whether data sets that are not on this machine may be downloaded; a function is asked, with a question.
+    train_only
+        Train the cohorts and distill nothing: the run stays unfinished until `resume` distills it.
     """
     trackers.check(track)
     if isinstance(model, Mapping):  # the section of settings, and no model
@@ -123,18 +127,19 @@ def run(
         on_workers = engine == "ray"  # which may have other devices than this process: they decide
         if not on_workers:
             task = task.resolved(engine.device if isinstance(engine, Engine) else on_device.type)
-        notify(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
+            notify(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
         resolved = resolve_engine(engine, task, on_device, notify)
         # What is wrong with a cluster is found before anything is written; other engines begin to work when made.
         if on_workers:
             engine = create_engine(engine, task, on_device, notify, workers, cluster)
             undo.callback(engine.close)
             task = task.resolved(engine.device)
+            notify(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
         folder = RunFolder.create(path, task.experiment, describe(task, data, resolved))
         undo.pop_all()
         chosen_engine = engine if isinstance(engine, Engine) else resolved
         make_engine = partial(create_engine, chosen_engine, task, on_device, notify, workers, cluster)
-        execute(task, folder, make_engine, on_device, follower, track, "started")
+        execute(task, folder, make_engine, on_device, follower, track, "started", train_only)
     return Run(folder.path, model)
 
 
@@ -153,6 +158,7 @@ def resume(
     callback: Callback | None = None,
     track: Sequence[str] = (),
     verbose: bool | None = None,
+    train_only: bool = False,
 ) -> Run:
     """Continue a run that was interrupted; its results are those of an uninterrupted one.
 
@@ -176,7 +182,7 @@ def resume(
         given = given_arrays(train, test, public, experiment, follower.on_message)
         task = reload_task(folder, data, model, given, follower.on_message)
         make_engine = partial(create_engine, engine, task, on_device, follower.on_message, workers, cluster)
-        execute(task, folder, make_engine, on_device, follower, track, "resumed")
+        execute(task, folder, make_engine, on_device, follower, track, "resumed", train_only)
     return Run(folder.path, model)
 
 
@@ -195,30 +201,64 @@ def distill(
     **settings: Any,
 ) -> dict[str, Any]:
     """Distill a run again, finished or still running, without training: at="10h", quorum=0.75, weights="uniform" …"""
+    more: dict[str, Any] = {
+        "model": model,
+        "train": train,
+        "test": test,
+        "public": public,
+        "data": data,
+        "device": device,
+    }
+    return next(distill_each(path, [settings], name=name, callback=callback, verbose=verbose, **more))
+
+
+def distill_each(
+    path: str | os.PathLike[str],
+    several: Iterable[Mapping[str, Any]],
+    *,
+    name: str = "",
+    model: UserModel | None = None,
+    train: object = None,
+    test: object = None,
+    public: object = None,
+    data: str | Path | None = None,
+    device: str = "auto",
+    callback: Callback | None = None,
+    verbose: bool | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The same for each of these settings: the task is loaded once, and what a teacher answers is computed once."""
     folder = RunFolder.open(Path(path)).verify()
-    changed = changed_distillation(folder.experiment(), settings)
-    if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
-        raise SettingError(f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'")
-    label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
-    label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
-    experiment = folder.experiment()
-    with following(verbose, callback, experiment, changed.epochs) as follower:
-        if experiment.cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
-            follower.on_message(ONE_COHORT)
-        if experiment.data.public == NO_PUBLIC and public is None:
-            no_public = f'{folder.path} has no public samples (data.public = "none")'
-            raise SettingError(f"{no_public}: give public, from Python")
-        given = given_arrays(train, test, public, experiment, follower.on_message)
-        task = reload_task(folder, data, model, given, follower.on_message, changed.student, public is not None)
-        check_distillation(changed, task)
-        recorder = RunRecorder(folder, task.experiment, follower, folder.path / "distillations" / label)
-        on_device = torch_device(device)
-        try:
-            result = method.distill(task, recorder.teachers(changed), changed, on_device, recorder.on_epoch)
-            summary = recorder.save(result, distillation=changed.model_dump(), device=on_device.type)
-        finally:
-            recorder.unlock()
-    return {**summary, "path": str(recorder.results)}
+    experiment, tasks, outputs = folder.experiment(), dict[str, Task](), TeacherOutputs()
+    for settings in several:
+        changed = changed_distillation(experiment, settings)
+        if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
+            raise SettingError(
+                f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'"
+            )
+        label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
+        label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
+        with following(verbose, callback, experiment, changed.epochs) as follower:
+            if experiment.cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
+                follower.on_message(ONE_COHORT)
+            if experiment.data.public == NO_PUBLIC and public is None:
+                no_public = f'{folder.path} has no public samples (data.public = "none")'
+                raise SettingError(f"{no_public}: give public, from Python")
+            if changed.student not in tasks:
+                given = given_arrays(train, test, public, experiment, follower.on_message)
+                task = reload_task(folder, data, model, given, follower.on_message, changed.student, public is not None)
+                tasks, outputs = {changed.student: task}, TeacherOutputs()
+            task = tasks[changed.student]
+            check_distillation(changed, task)
+            recorder = RunRecorder(folder, task.experiment, follower, folder.path / "distillations" / label)
+            on_device = torch_device(device)
+            outputs.begin()
+            try:
+                teachers = recorder.teachers(changed)
+                outcome = method.distill(task, teachers, changed, on_device, recorder.on_epoch, outputs=outputs)
+                summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
+            finally:
+                recorder.unlock()
+        yield {**summary, "path": str(recorder.results)}
 
 
 def changed_distillation(experiment: Experiment, changes: Mapping[str, Any]) -> Distillation:
@@ -271,6 +311,7 @@ def execute(
     callback: Callback,
     track: Sequence[str],
     event: str,
+    train_only: bool = False,
 ) -> None:
     """Algorithm 1 into a run folder that this process holds alone."""
     followers = CallbackList(callback, *(trackers.Tracking(name, folder, callback.on_message) for name in track))
@@ -286,6 +327,10 @@ def execute(
         engine.on_event, engine.on_load = folder.log, partial(_show_load, folder, followers)
         more = {"workers_device": engine.device} if engine.name == "ray" else {}
         folder.log(event, engine=engine.name, device=str(device), **more)
+        followers.on_task(task, folder, device)
+        if train_only:
+            method.train(task, engine, recorder, device)
+            return
         outcome = method.cpfl(task, engine, recorder, device)
         summary = recorder.save(outcome, engine=engine.name, device=engine.device or device.type)
         folder.log("finished")

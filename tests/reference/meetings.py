@@ -2,18 +2,29 @@
 
 "A cohort waits from the end of its last round that ends by then. A cohort that cannot do one round does one anyway,
 and the meeting is when the last one arrives. A cohort that has stopped contributes its last model and gets nothing."
+Under the rule joint: "the merged model is evaluated at meetings. If all are to stop, it is not used."
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from . import clock, cohorts, network
 from .algorithm import train
+from .stopping import all_stop
 
 
-def train_cohorts(s, groups, clients, x, y, compute_ms, network_kbps, start, rounds=0, seconds=0.0, weights="equal"):
-    """All cohorts until each has done s.max_rounds rounds: (records of each cohort, their models, the meetings)."""
+def train_cohorts(
+    s, groups, clients, x, y, compute_ms, network_kbps, start, rounds=0, seconds=0.0, weights="equal",
+    min_gain=None, window=6, gain_per="cpu_hours",
+):  # fmt: skip
+    """All cohorts until each has done s.max_rounds rounds: (records of each cohort, their models, the meetings).
+
+    With `min_gain` also until the gain per doubling of the work is lower; a meeting then has what was evaluated.
+    """
+    points, cpu_seconds = [], 0.0
     models, now, records = [start for _ in groups], [0.0 for _ in groups], [[] for _ in groups]
     work, meetings, due = [0 for _ in groups], [], seconds
     own = range(len(groups))
@@ -24,14 +35,15 @@ def train_cohorts(s, groups, clients, x, y, compute_ms, network_kbps, start, rou
         steps = [clock.steps_of(size, s.batch_size, s.local_epochs, s.local_steps) for size in sizes]
         computing = [clock.training_seconds(n, s.batch_size, compute_ms[k]) for n, k in zip(steps, chosen, strict=True)]
         kbps = [network_kbps[k] for k in chosen]
-        return chosen, sum(sizes), clock.round_seconds(computing, kbps, s.model_bytes, len(groups[cohort]))
+        lasts = clock.round_seconds(computing, kbps, s.model_bytes, len(groups[cohort]))
+        return chosen, sum(sizes), lasts, sum(computing)
 
     while any(len(records[cohort]) < s.max_rounds for cohort in own):
         for cohort in own:
             begun = len(records[cohort])
             while len(records[cohort]) < s.max_rounds:
                 t = len(records[cohort]) + 1
-                chosen, samples, lasts = round_of(cohort, t)
+                chosen, samples, lasts, computing = round_of(cohort, t)
                 here = len(records[cohort]) - begun
                 if here and (here == rounds or (seconds and now[cohort] + lasts > due)):
                     break
@@ -41,15 +53,32 @@ def train_cohorts(s, groups, clients, x, y, compute_ms, network_kbps, start, rou
                 models[cohort] = network.average(trained, [1] * len(trained))
                 now[cohort] += lasts
                 work[cohort] += samples
+                cpu_seconds += computing
                 records[cohort].append({"participants": chosen, "clock": now[cohort]})
         waiting = [cohort for cohort in own if len(records[cohort]) < s.max_rounds]
         if waiting:
             sizes = [sum(len(clients[k].training) for k in group) for group in groups]
             merged = network.average(models, {"equal": [1] * len(groups), "samples": sizes, "work": work}[weights])
             moment = max([*now, due if seconds else 0.0])
+            met = {"cohorts": waiting, "model": merged}
+            if min_gain is not None:
+                held = [k for k, client in enumerate(clients) if client.validation]
+                counts = [len(clients[k].validation) for k in held]
+                lasting, computing, sent = clock.evaluation(counts, compute_ms[held], network_kbps[held], s.model_bytes)
+                stopped = [group for cohort, group in enumerate(groups) if cohort not in waiting]
+                sent += s.model_bytes * sum(any(k in held for k in group) for group in stopped)
+                moment, cpu_seconds = moment + lasting, cpu_seconds + computing
+                every = np.concatenate([clients[k].validation for k in held])
+                found = network.accuracy(network.logits(merged, x[every]), y[every])
+                points.append(((cpu_seconds if gain_per == "cpu_hours" else moment) / 3600, found))
+                met |= {"accuracy": found, "cpu_hours": cpu_seconds / 3600, "bytes": sent, "clock": moment}
+                met["stop"] = all_stop(points, min_gain, window)
+                if met["stop"]:
+                    meetings.append(met)
+                    break
             for cohort in waiting:
                 models[cohort], now[cohort] = merged, moment
             work = [0 for _ in groups]
-            meetings.append({"clock": moment, "cohorts": waiting, "model": merged})
+            meetings.append(met | {"clock": moment})
             due = (math.floor(moment / seconds) + 1) * seconds if seconds else 0.0
     return records, models, meetings

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from small_runs import reseal
+from torch import Tensor, nn
 
 import cpfl
+from cpfl.distillation import ensemble
+from cpfl.distillation.ensemble import Chunks, logits_of
+from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.report.content import all_figures, content
 from cpfl.runs.finding import find_runs
 from cpfl.settings.types import hours
@@ -74,6 +80,47 @@ def test_what_the_user_has_distilled_is_drawn_and_not_done_again(runs: Path) -> 
     quorums = {(row["n"], row["quorum"]) for row in rows_of(content(find_runs(runs)), "quorum-accuracy")}
     assert (4, 50) in quorums
     assert (2, 50) not in quorums
+
+
+def test_a_teacher_of_several_students_answers_once_and_they_are_the_same(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against each student by itself: the same models, bit by bit, with fewer forward passes."""
+    passes = Counter[str]()
+
+    def counted(module: nn.Module, inputs: Chunks) -> Tensor:
+        passes[stage] += inputs.key is not None
+        return logits_of(module, inputs)
+
+    monkeypatch.setattr(ensemble, "logits_of", counted)
+    stage = "together"
+    together = [json.loads((path / "summary.json").read_text()) for path in cpfl.redistill([runs / "n4-seed90"])]
+    stage = "each alone"
+    for ours in together:
+        own = ours["distillation"]
+        moment = {"at": own["at"]} if own["at"] else {"quorum": own["quorum"]}
+        theirs = cpfl.distill(runs / "n4-seed90", name="alone", **moment)
+        for key in ("model_checksum", "student_accuracy", "by_cohort", "ensemble_accuracy"):
+            assert ours[key] == theirs[key], key
+    assert 0 < passes["together"] < 0.8 * passes["each alone"]
+
+
+def test_outputs_of_the_last_distillation_are_kept_while_they_fit() -> None:
+    outputs, made = TeacherOutputs(limit=100), list[str]()
+
+    def ask(key: str) -> float:
+        def compute() -> Tensor:
+            made.append(key)
+            return torch.full((5, 2), float(len(made)))  # 40 bytes
+
+        return float(outputs.logits(key, compute).add_(100)[0, 0]) - 100  # who asks may write into it
+
+    outputs.begin()
+    assert [ask("a"), ask("b"), ask("c"), ask("a"), ask("c")] == [1, 2, 3, 1, 4]  # there is no room for c
+    outputs.begin()
+    assert [ask("b"), ask("d")] == [2, 5]
+    outputs.begin()  # a was not used
+    assert [ask("d"), ask("b"), ask("a")] == [6, 2, 7]
 
 
 def test_what_cannot_be_distilled_again_is_named_and_left(cpfl_command: Command, runs: Path) -> None:

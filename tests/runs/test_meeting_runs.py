@@ -229,7 +229,7 @@ def test_weights() -> None:
         (MEET | {"cohorts": 1}, "it needs cohorts != 1"),
         (MEET | {"meetings.server_state": "reset"}, "meetings.server_state has no effect here"),
         (MEET | {"model.by_cohort": {"1": "mlp"}}, "needs one model for all cohorts"),
-        (MEET | {"stopping.rule": "joint"}, "meetings.rule must be"),
+        (MEET | {"stopping.rule": "joint", "stopping.eval_interval": 2}, "stopping.eval_interval has no effect here"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import click
 import typer
 
 import cpfl
-from cpfl.cli import bound, data, deploy, experiment, machine, report, runs, streams, sweeps
+from cpfl.cli import bound, data, deploy, experiment, machine, report, runs, streams, sweeps, tune
 from cpfl.errors import CpflError, one_sentence
 
 INTERRUPTED = 130
@@ -37,6 +37,7 @@ def program(
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": runs.run,
     "sweep": sweeps.sweep,
+    "tune": tune.tune,
     "resume": runs.resume,
     "distill": runs.distill,
     "list": report.list_runs,

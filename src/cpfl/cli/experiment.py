@@ -55,7 +55,7 @@ def settings(
         str, typer.Argument(metavar="[KEY]", help="A setting, such as federation.server, or a section. Default: all.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON schema of all settings.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/settings.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print them as a page in Markdown.")] = False,
 ) -> None:
     """List all settings of an experiment, or explain one of them or one section.
 

@@ -1,9 +1,10 @@
-"""When cohorts meet: every so many rounds of each, or every so many virtual hours."""
+"""When cohorts meet: every so many rounds of each, or every so many virtual hours; and what that costs."""
 
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cpfl.federation.optimizers import server_optimizer
 from cpfl.federation.stopping import ROUNDING
 from cpfl.settings import Experiment
 from cpfl.settings.types import interval
@@ -37,3 +38,10 @@ class MeetingInterval:
         if math.isinf(self.seconds):
             return -math.inf
         return (math.floor((clock + ROUNDING) / self.seconds) + 1) * self.seconds
+
+
+def models_at_a_meeting(experiment: Experiment) -> int:
+    """How many models' worth of traffic a meeting is for a cohort that continues: its own model to the global server
+    and the merged one back, and the server optimizer's state if its mean is taken."""
+    averaged = len(server_optimizer(experiment.federation).buffers)
+    return 2 * (1 + (averaged if experiment.meetings.server_state == "average" else 0))

@@ -54,6 +54,10 @@ class MeetingRule:
         """
         raise NotImplementedError
 
+    def merge_differing(self, contributions: Sequence[Contribution], number: int) -> dict[int, State]:
+        """Where cohorts train different models (model.by_cohort): what each of them continues from, by cohort."""
+        raise NotImplementedError
+
 
 class NoMeetings(MeetingRule):
     """The paper: cohorts train apart until they stop."""

@@ -27,9 +27,11 @@ def redistill(
     made = []
     for path in runs:
         try:
-            for settings in missing(RunFolder.open(Path(path))):
+            wanted = missing(RunFolder.open(Path(path)))
+            students = api.distill_each(path, wanted, **common)
+            for settings in wanted:
                 notify(f"{path}: distilling, {', '.join(f'{key} {value}' for key, value in settings.items())}")
-                made.append(Path(api.distill(path, **settings, **common)["path"]))
+                made.append(Path(next(students)["path"]))
         except CpflError as error:  # the other runs can still be distilled
             notify(f"{path} is not distilled again: {error}")
     return made
@@ -47,14 +49,16 @@ def missing(folder: RunFolder) -> list[dict[str, Any]]:
         raise RunFolderError("its own distillation did not wait for all cohorts")
     kind, size = interval(experiment.snapshots)
     first = size / 3600 if kind == "seconds" else summary["hours"] / 20
-    wanted: list[dict[str, Any]] = [{"at": f"{h:g}h"} for h in moments(first, summary["hours"])]
+    stops = sorted(cohort["hours"] for cohort in summary["by_cohort"])
+    when: list[tuple[float, dict[str, Any]]] = [(h, {"at": f"{h:g}h"}) for h in moments(first, summary["hours"])]
     if experiment.cohorts > 1:
-        wanted += [{"quorum": quorum} for quorum in QUORUMS]
+        when += [(stops[math.ceil(quorum * len(stops) - 1e-9) - 1], {"quorum": quorum}) for quorum in QUORUMS]
     done = []
     for path in (folder.path / "distillations").glob("*/summary.json"):
         with suppress(CpflError):  # a damaged one is distilled again
             done.append(read_summary(path, folder.identity).get("distillation"))
-    return [settings for settings in wanted if (own.model_dump() | settings) not in done]
+    when.sort(key=lambda one: one[0])  # in this order most teachers are those of the student before
+    return [settings for _, settings in when if (own.model_dump() | settings) not in done]
 
 
 def moments(first: float, last: float) -> list[float]:

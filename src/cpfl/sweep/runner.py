@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from cpfl.settings.keywords import by_dotted_key
 from cpfl.sweep.callback import SweepCallback
 from cpfl.sweep.grid import SweepGrid, default_folder, value_of
 from cpfl.sweep.local import run_here
+from cpfl.sweep.one_run import End, Work
 from cpfl.sweep.processes import run_in_processes
 from cpfl.sweep.view import following
 from cpfl.task.given import UNKNOWN, client_settings, with_clients
@@ -31,6 +32,7 @@ from cpfl.user_files import expanded
 
 RUN = [name for name, one in inspect.signature(api.run).parameters.items() if one.kind is one.KEYWORD_ONLY]
 SECTIONS = ("data", "model")  # arguments of it that are sections of settings, too
+MakeRuns = Callable[[Work, Mapping[str, Any], SweepCallback, End], None]
 PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public": "public"}
 
 
@@ -133,35 +135,45 @@ def _sweep(
             failed[path] = error
             callback.on_failure(path, error)
 
-    on_device = torch_device(common["cluster"].device, grid.engine)
+    with machines(grid.engine, folder, jobs, common) as (device, make_runs):
+        grid = grid.resolved(folder, device)
+        grid.merged(folder).write(folder)
+        callback.on_start(grid, finished)
+        for name in finished:
+            end(folder / name, None)
+        work = {folder / name: grid.experiment(name) for name in grid.runs if name not in finished}
+        make_runs(work, common, callback, end)
+    runs = [Run(folder / name) for name in grid.runs if folder / name not in failed]
+    if failed:
+        raise SweepError(len(grid.runs), runs, failed)
+    return runs
+
+
+@contextlib.contextmanager
+def machines(engine: str, folder: Path, jobs: int, common: Mapping[str, Any]) -> Iterator[tuple[str, MakeRuns]]:
+    """The kind of device that runs into this folder train on, and what makes them: here, in processes, on a cluster."""
+    on_device = torch_device(common["cluster"].device, engine)
+    on_gpu = engine == "auto" and on_device.type != "cpu"
+    # Runs at the same time share the cores.
+    share = {} if common.get("workers") or engine in ONE_PROCESS or on_gpu else {"workers": max(1, cores() // jobs)}
     with contextlib.ExitStack() as stack:
-        scheduler = None
-        if grid.engine == "ray":
+        if engine == "ray":
             from cpfl.engines.ray.cluster import connection  # Ray is optional
             from cpfl.sweep.on_ray import ClusterScheduler
 
             stack.enter_context(connection(common["cluster"]))
             workers = common.get("workers", 0)
             scheduler = ClusterScheduler(common["cluster"], folder, common.get("data"), workers)
-        grid = grid.resolved(folder, scheduler.device if scheduler else on_device.type)
-        grid.merged(folder).write(folder)
-        callback.on_start(grid, finished)
-        for name in finished:
-            end(folder / name, None)
-        on_gpu = grid.engine == "auto" and on_device.type != "cpu"
-        if not common.get("workers") and grid.engine not in ONE_PROCESS and not on_gpu:
-            common["workers"] = max(1, cores() // jobs)  # runs at the same time share the cores
-        work = {folder / name: grid.experiment(name) for name in grid.runs if name not in finished}
-        if scheduler is not None:
-            scheduler.run(work, common, callback, end)
-        elif jobs > 1 and len(work) > 1:
-            run_in_processes(work, min(jobs, len(work)), common, callback, end)
-        else:
-            run_here(work, common, callback, end)
-    runs = [Run(folder / name) for name in grid.runs if folder / name not in failed]
-    if failed:
-        raise SweepError(len(grid.runs), runs, failed)
-    return runs
+            yield scheduler.device, scheduler.run
+            return
+
+        def make(work: Work, common: Mapping[str, Any], callback: SweepCallback, end: End) -> None:
+            if jobs > 1 and len(work) > 1:
+                run_in_processes(work, min(jobs, len(work)), {**common, **share}, callback, end)
+            else:
+                run_here(work, {**common, **share}, callback, end)
+
+        yield on_device.type, make
 
 
 def _check(

@@ -214,7 +214,7 @@ class RunView(LiveView, Callback):
             return f"no gain {session.round - session.best_round:>3} of {stopping.patience}"
         if session.waiting:
             return "waits for the meeting" if self._experiment.meets else "waits for the evaluation"
-        if stopping.rule == "joint" and session.round:
+        if stopping.rule == "joint" and session.round and not self._experiment.meets:
             return f"evaluated in {self._progress.rounds_left(session).least:,} rounds"
         return f"{self._progress.rounds_left(session).most:,} rounds left" if session.round else "waiting"
 
