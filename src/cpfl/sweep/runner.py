@@ -143,7 +143,7 @@ def _sweep(
             end(folder / name, None)
         work = {folder / name: grid.experiment(name) for name in grid.runs if name not in finished}
         make_runs(work, common, callback, end)
-    runs = [Run(folder / name) for name in grid.runs if folder / name not in failed]
+    runs = [Run(folder / name, common.get("model")) for name in grid.runs if folder / name not in failed]
     if failed:
         raise SweepError(len(grid.runs), runs, failed)
     return runs
