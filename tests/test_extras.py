@@ -79,7 +79,14 @@ def test_house_numbers_without_what_reads_them(tmp_path: Path, monkeypatch: pyte
 
 def test_a_doctor_who_finds_nothing(cpfl_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is optional and missing is not called fine, and is no failure."""
-    packages = {"onnx": "onnx", "vl_convert": "report", "scipy": "data", "ray": "ray", "flwr": "flower"}
+    packages = {
+        "onnx": "onnx",
+        "vl_convert": "report",
+        "scipy": "data",
+        "ray": "ray",
+        "flwr": "flower",
+        "optuna": "tune",
+    }
     packages |= {name: name for name in ("tensorboard", "mlflow", "wandb")}
     without(monkeypatch, *packages)
     lines = cpfl_command("doctor").good().out.splitlines()

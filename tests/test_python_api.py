@@ -74,7 +74,7 @@ class Forgetful(nn.Sequential):
 
 FUNCTIONS = {
     "bound", "distill", "export", "load_digits", "load_experiment", "load_run", "redistill", "report", "resume", "run",
-    "sweep",
+    "sweep", "tune",
 }  # fmt: skip
 BASES = {
     "Callback", "ClientOptimizer", "CohortAssignment", "DistillationLoss", "Engine", "MeetingRule", "Objective",
@@ -85,7 +85,7 @@ BASES = {
 def test_the_public_names() -> None:
     """Exactly these; a new one is added here on purpose."""
     mistakes = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, cpfl.CpflError)}
-    others = {"ClusterConfig", "Contribution", "Experiment", "Run", "__version__"}
+    others = {"ClusterConfig", "Contribution", "Experiment", "Run", "TuneResult", "__version__"}
     assert set(cpfl.__all__) == FUNCTIONS | BASES | mistakes | others
     assert dir(cpfl) == cpfl.__all__ == sorted(cpfl.__all__)
     for name in set(cpfl.__all__) - {"__version__"}:

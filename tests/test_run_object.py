@@ -177,6 +177,9 @@ def test_settings_in_every_form(tmp_path: Path) -> None:
     (swept,) = cpfl.sweep("digits", cohorts=[2], max_rounds=1, data={"alpha": 5}, distillation={"epochs": 1},
                           out=tmp_path / "sweep")  # fmt: skip
     assert swept.experiment == wanted.resolved("cpu")
+    (x, y), many = images(80), {"cohorts": 1, "max_rounds": 1, "out": tmp_path / "clients"}
+    own = {"a": (x[:40], y[:40]), "b": (x[40:], y[40:])}  # a dict, and no settings
+    assert cpfl.sweep(train=own, test=(x, y), public=x, experiment=cpfl.Experiment(), **many)[0].experiment.clients == 2
 
 
 def test_what_a_script_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,7 @@ EXTRAS = {  # what each is for, and its packages
     "tensorboard": ("--track tensorboard", "tensorboard"),
     "mlflow": ("--track mlflow", "mlflow"),
     "wandb": ("--track wandb", "wandb"),
+    "tune": ("cpfl tune", "optuna"),
     "ray": ("clusters: --engine ray", "ray"),
     "flower": ("a real fleet: cpfl deploy", "flwr", "cryptography"),
 }

@@ -19,7 +19,10 @@ def tune(
     cpu_hours: Annotated[float | None, typer.Option(help="Limit: CPU hours of all clients.")] = None,
     traffic: Annotated[str | None, typer.Option(help="Limit: traffic, such as 50GB.")] = None,
     accuracy: Annotated[float | None, typer.Option(help="Per cent to reach, with the least of --minimise.")] = None,
-    minimise: Annotated[str | None, typer.Option(help="With --accuracy: cpu (default), hours or traffic.")] = None,
+    minimise: Annotated[
+        str | None,
+        typer.Option(**options.one_of("cpu", "hours", "traffic"), help="With --accuracy: what to save. Default: cpu."),
+    ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Runs of the search, references included.")] = 40,
     search: Annotated[
         list[str] | None,
@@ -31,7 +34,9 @@ def tune(
     points: Annotated[int, typer.Option(min=1, help="Evaluations of a trial.")] = 20,
     batch: Annotated[int, typer.Option(min=1, help="Trials that train at the same time.")] = 6,
     prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop trials that are behind everywhere.")] = True,
-    out: Annotated[Path | None, options.PathOption(help="The tune's folder. Default: a new one in runs/.")] = None,
+    out: Annotated[
+        Path | None, options.PathOption("--out", "-o", help="The tune's folder. Default: a new one in runs/.")
+    ] = None,
     data: options.DataFolder = None,
     engine: options.EngineName = "auto",
     device: options.Device = "auto",

@@ -31,6 +31,7 @@ from cpfl.task.loading import MayDownload, absolute, check_public, given_arrays,
 from cpfl.user_files import expanded
 
 RUN = [name for name, one in inspect.signature(api.run).parameters.items() if one.kind is one.KEYWORD_ONLY]
+SECTIONS = ("data", "model")  # arguments of it that are sections of settings, too
 MakeRuns = Callable[[Work, Mapping[str, Any], SweepCallback, End], None]
 PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public": "public"}
 
@@ -69,7 +70,8 @@ def sweep(
     The finished runs. If some fail, the others are finished first; then a SweepError holds both.
     """
     cohorts, seeds = ([one] if isinstance(one, int) else one for one in (cohorts, seeds))
-    keywords = {key: common.pop(key) for key in [*common] if key not in RUN or isinstance(common[key], Mapping)}
+    named = (key for key in [*common] if key not in RUN or (key in SECTIONS and isinstance(common[key], Mapping)))
+    keywords = {key: common.pop(key) for key in named}
     settings = by_dotted_key(settings or {}, keywords, RUN)
     with following(verbose, callback) as follower:
         return _sweep(experiment, cohorts, seeds, over or {}, out, jobs, settings, on_run, follower, common)
@@ -141,7 +143,7 @@ def _sweep(
             end(folder / name, None)
         work = {folder / name: grid.experiment(name) for name in grid.runs if name not in finished}
         make_runs(work, common, callback, end)
-    runs = [Run(folder / name) for name in grid.runs if folder / name not in failed]
+    runs = [Run(folder / name, common.get("model")) for name in grid.runs if folder / name not in failed]
     if failed:
         raise SweepError(len(grid.runs), runs, failed)
     return runs
