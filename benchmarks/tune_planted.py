@@ -159,7 +159,9 @@ def compare() -> None:
         print(f"{who}: {curve[-1]:.2f} points from the best after {len(curve)} trials")
     means = np.mean([curve[:TRIALS] for curve in searched.values()], axis=0)
     within = (best - draws[:, -1] <= 0.5).mean()
-    print(f"mean of the search {means[-1]:.2f}; random search {random[-1]:.2f}, within 0.5 points: {100 * within:.0f} %")
+    print(
+        f"mean of the search {means[-1]:.2f}; random search {random[-1]:.2f}, within 0.5 points: {100 * within:.0f} %"
+    )
     outcome = {
         "combinations": len(values), "best": best, "within_half_a_point": near, "trials": TRIALS, "search": searched,
         "random_mean": random.tolist(), "random_within_half_a_point": float(within),

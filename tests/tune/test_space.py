@@ -19,7 +19,9 @@ def test_values_and_ranges() -> None:
     assert dimension("federation.local_epochs", {"low": 1, "high": 4}).whole
     when = "federation.server = fedavgm"
     given = {"values": [0.3, 1.0], "when": when}
-    assert dimension("federation.server_args.lr", given) == Dimension("federation.server_args.lr", (0.3, 1.0), when=when)
+    assert dimension("federation.server_args.lr", given) == Dimension(
+        "federation.server_args.lr", (0.3, 1.0), when=when
+    )
 
 
 @pytest.mark.parametrize(

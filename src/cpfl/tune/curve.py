@@ -116,7 +116,9 @@ class CurveFollower(Callback):
         number = session.cohort
         before, now = self._now[number], _reached(session)
         for moment in self._passed(before.clock, now.clock):
-            waits = closed.record.clock <= moment * self._interval + ROUNDING  # for a meeting: it ended its round before
+            waits = (
+                closed.record.clock <= moment * self._interval + ROUNDING
+            )  # for a meeting: it ended its round before
             self._at[number][moment] = _waiting(session, closed) if waits else before
         self._now[number] = now
         self._evaluate_all()

@@ -16,7 +16,6 @@ from cpfl.data.given import Given
 from cpfl.engines.create import check_engine
 from cpfl.engines.ray import resolve_cluster
 from cpfl.errors import CpflError, RunFolderError, SettingError, one_sentence, quoted
-from cpfl.registry import require
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots
@@ -36,6 +35,7 @@ from cpfl.user_files import expanded
 
 BATCH = 6  # trials that are asked for, and train, at the same time
 POINTS = 20  # of a curve
+MOST = 10_000  # of anything that is counted
 ASKS = 5  # times the trials: settings that were tried already are asked for again
 REPEATED = 3  # such settings in a row, after which a random trial is asked for
 
@@ -83,9 +83,10 @@ def tune(
         Arguments of `cpfl.run`.
     """
     goal = Goal.of(hours, cpu_hours, traffic, accuracy, minimise)
-    for name, value in (("trials", trials), ("batch", batch), ("points", points), ("jobs", jobs)):
-        require(name, value, isinstance(value, int) and 1 <= value <= 10_000, "1 to 10,000")
-    require("seeds", seeds, isinstance(seeds, int) and 0 <= seeds <= 1000, "0 to 1,000")
+    counts = {"trials": trials, "batch": batch, "points": points, "jobs": jobs, "seeds": seeds}
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not (name != "seeds") <= value <= MOST:
+            raise SettingError(f"{name} = {quoted(value)} is not allowed: {int(name != 'seeds')} to {MOST:,}")
     callback = callback or SweepCallback()
     base = _base(experiment, settings or {}, common)
     folder = expanded(Path(out), "out") if out is not None else api.RUNS / f"{api.new_name(base)}-tune"
