@@ -35,6 +35,7 @@ MEET = {
     "snapshots": "5s",
     "distillation.epochs": 1,
 }
+ALONE = MEET | {"meetings.rule": "asynchronous"}
 SPARSE = {"checkpoint_seconds": 1000}  # checkpoints at stops only: a resume repeats many phases
 
 
@@ -193,6 +194,24 @@ def test_a_student_is_the_one_that_a_distillation_makes(unbroken: Unbroken) -> N
         torch.testing.assert_close(value, student[name])
 
 
+def test_nobody_waits_for_the_global_model(unbroken: Unbroken) -> None:
+    """A cohort comes at the end of the first round after its interval, and begins the next one at once."""
+    path = unbroken(**(ALONE | {"assignment.rule": "speed"}))
+    held, size, folder = meetings(path), RunFolder.open(path).about()["model_bytes"], RunFolder.open(path)
+    assert [one["clock"] for one in held] == sorted(one["clock"] for one in held)
+    before = dict.fromkeys(range(3), 0.0)
+    for one in held:
+        (cohort,), (last,) = one["cohorts"], one["rounds"]
+        own = rounds(path)[cohort]
+        assert one["clock"] == own[last - 1]["clock"] >= before[cohort] + 30
+        assert own[last - 1]["clock"] - own[last - 1]["seconds"] < before[cohort] + 30
+        assert own[last]["clock"] == pytest.approx(one["clock"] + own[last]["seconds"])
+        assert one["bytes"] == 2 * size
+        before[cohort] = one["clock"]
+    late = select_teachers(folder, Distillation(at=f"{held[0]['clock'] + 1e-3:.4f}s"))
+    assert late.sources[held[0]["cohorts"][0]] == folder.meeting_model(1)
+
+
 def test_weights() -> None:
     """Counters are the first model's; the mean of equal numbers is that number."""
     models = [{"x": torch.tensor([float(k)]), "count": torch.tensor(k)} for k in (1, 5)]
@@ -229,6 +248,9 @@ def test_weights() -> None:
         (MEET | {"cohorts": 1}, "it needs cohorts != 1"),
         (MEET | {"meetings.server_state": "reset"}, "meetings.server_state has no effect here"),
         (MEET | {"model.by_cohort": {"1": "mlp"}}, "needs one model for all cohorts"),
+        (ALONE | {"meetings.rule_args.damping": -1}, "0 or more"),
+        (ALONE | {"stopping.rule": "joint"}, "lets every cohort come alone"),
+        (ALONE | {"federation.server": "fedavgm", "meetings.server_state": "average"}, "the state of all servers"),
         (MEET | {"stopping.rule": "joint", "stopping.eval_interval": 2}, "stopping.eval_interval has no effect here"),
     ],
 )
@@ -255,8 +277,9 @@ def test_a_process_that_dies(k: int, settings: dict[str, Any], engine: str, tmp_
     assert small_runs.differing(path, whole) == []
 
 
-def test_an_incomplete_meeting_is_held_again(tmp_path: Path, unbroken: Unbroken) -> None:
-    path, whole = tmp_path / "run", unbroken(**(MEET | SPARSE))
+@pytest.mark.parametrize("chosen", [MEET, ALONE])
+def test_an_incomplete_meeting_is_held_again(chosen: dict[str, Any], tmp_path: Path, unbroken: Unbroken) -> None:
+    path, whole = tmp_path / "run", unbroken(**(chosen | SPARSE))
     shutil.copytree(whole, path)
     (path / "summary.json").unlink()
     for name in ("checkpoints", "rounds"):

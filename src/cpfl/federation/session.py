@@ -276,6 +276,13 @@ class Session:
         """When the next meeting is, in virtual seconds; -inf: as soon as all cohorts have come."""
         return self._interval.after(self.met.clock)
 
+    @property
+    def soonest_meeting(self) -> float:
+        """If cohorts come one by one: before when this one, which waits, cannot come again."""
+        if not math.isinf(self._interval.seconds):
+            return self.clock + self._interval.seconds - ROUNDING
+        return self.clock + (self._planner.seconds(self._plan(self.round + 1)) or 0.0)
+
     def stop(self, closed: ClosedRound, reason: str, clock: float | None = None) -> ClosedRound:
         """Stop at the end of a phase: because of an evaluation that ended at `clock`, or without one."""
         arrived = Snapshot(self.cohort, self.round, self.clock, self._shown)
@@ -343,9 +350,11 @@ class Session:
 
     def _next_is_too_late(self, outcome: RoundResult, cost: Cost) -> bool:
         """Whether the next round would end after the next meeting. One of a real fleet is expected to last as long as
-        this one."""
+        this one. If cohorts come one by one: whether it is time to come."""
         if math.isinf(self._interval.seconds):
             return False
+        if not self._interval.together:
+            return self.clock >= self.meeting_due - ROUNDING
         lasts = None if outcome.seconds is not None else self._planner.seconds(self._plan(self.round + 1))
         return self.clock + (cost.seconds if lasts is None else lasts) > self.meeting_due + ROUNDING
 

@@ -95,9 +95,9 @@ class Meetings:
         ]
         return self._merged(contributions)
 
-    def _contribution(self, session: Session, work: int) -> Contribution:
-        sent = self._task.layout(session.cohort).sent(session.model)
-        return Contribution(session.cohort, files.on_host(sent), self._task.samples(session.cohort), work)
+    def _contribution(self, session: Session, work: int, began: State | None = None, missed: int = 0) -> Contribution:
+        sent = files.on_host(self._task.layout(session.cohort).sent(session.model))
+        return Contribution(session.cohort, sent, self._task.samples(session.cohort), work, began or {}, missed)
 
     def _merged(self, contributions: Sequence[Contribution]) -> Merged:
         task, number = self._task, len(self.done) + 1
@@ -157,19 +157,24 @@ class Meetings:
 
     def held(self, number: int) -> Merged:
         """What cohorts continued from after a meeting, and what the rule and the servers remember; 0: the start."""
+        if number not in self._kept:
+            self._kept = {number: self._read(number)}
+        return self._kept[number]
+
+    def _read(self, number: int) -> Merged:
         task, folder = self._task, self._folder
         if not number:
             return Merged(task.start, {cohort: own.start for cohort, own in task.cohort_models.items()}, {})
-        if number not in self._kept:
-            meeting = self.done[number - 1]
-            state = folder.load(self._state_path(number), meeting.state)[0] if meeting.state else {}
-            model = self._load(folder.meeting_model(number), meeting.model, task.start) if meeting.model else {}
-            own = {
-                int(i): self._load(folder.meeting_model(number, int(i)), checksum, task.for_cohort(int(i)).start)
-                for i, checksum in meeting.models.items()
-            }
-            self._kept = {number: Merged(model, own, state)}
-        return self._kept[number]
+        if number in self._kept:
+            return self._kept[number]
+        meeting = self.done[number - 1]
+        state = folder.load(self._state_path(number), meeting.state)[0] if meeting.state else {}
+        model = self._load(folder.meeting_model(number), meeting.model, task.start) if meeting.model else {}
+        own = {
+            int(i): self._load(folder.meeting_model(number, int(i)), checksum, task.for_cohort(int(i)).start)
+            for i, checksum in meeting.models.items()
+        }
+        return Merged(model, own, state)
 
     def _load(self, path: Path, checksum: str, start: State) -> State:
         stored, _ = self._folder.load(path, checksum)
@@ -203,8 +208,10 @@ class Meetings:
 
     def _tell(self, meeting: Meeting, waiting: Sequence[Session]) -> None:
         """Let callbacks know; say once that a round of a cohort is longer than the interval."""
-        self._callback.on_message(f"meeting {meeting.meeting} at {meeting.clock / 3600:.2f} h")
         self._callback.on_meeting(asdict(meeting))
+        if not self._rule.together:  # there are many
+            return
+        self._callback.on_message(f"meeting {meeting.meeting} at {meeting.clock / 3600:.2f} h")
         due, slowest = waiting[0].meeting_due, max(self._sessions, key=lambda session: session.clock)
         if math.isfinite(due) and slowest.clock > due + ROUNDING and not self._warned:
             self._warned = True

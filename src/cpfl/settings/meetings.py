@@ -16,11 +16,12 @@ class Meetings(Section):
 
     rule: Annotated[str, AfterValidator(MEETING_RULES.check), When(".cohorts != 1")] = "none"
     """none: cohorts train apart until they stop (the paper); mean, outer, distill: every `interval` all continue from
-    the mean of their models, a step of an outer optimizer (DiLoCo), or a student; or "module:Class"."""
+    the mean of their models, a step of an outer optimizer (DiLoCo), or a student; asynchronous: each cohort meets a
+    global model when it is ready, and nobody waits; or "module:Class"."""
     rule_args: Annotated[Args, _MEET] = Field(default_factory=dict)
     """Arguments of the rule: mean and outer take weights, which are equal, samples (the training samples of a cohort's
     clients) or work (the samples that it trained on since the last meeting); outer also lr, momentum and nesterov, and
-    distill epochs."""
+    distill epochs; asynchronous weights (equal or samples), lr, momentum and damping."""
     interval: Annotated[str, _MEET] = ""
     """Virtual hours or rounds between two meetings: "2.5h", "30m" or "25 rounds"."""
     server_state: Annotated[Literal["keep", "reset", "average"], _MEET, _HAS_STATE] = "keep"
