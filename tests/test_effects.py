@@ -88,6 +88,7 @@ WHERE: dict[str, dict[str, Any]] = {
     "stopping.client_fraction": JOINT,
     "meetings.rule_args": MEET,
     "meetings.interval": MEET,
+    "meetings.redraw": MEET,
     "meetings.server_state": MEET | {"federation.server": "fedavgm", "max_rounds": 3},
     "meetings.rule": {"max_rounds": 3},
     "devices.compute_ms": {"devices.trace": "fixed"},

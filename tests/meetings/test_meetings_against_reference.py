@@ -111,3 +111,12 @@ def test_cohorts_that_come_one_by_one(interval: str, args: dict[str, Any], tmp_p
         if cohort in came[:k]
     ]
     assert max(missed) > 2, "some updates are damped"
+
+
+def test_cohorts_that_are_drawn_anew(tmp_path: Path) -> None:
+    run, expected, models, met = both(tmp_path / "run", "2 rounds", {"meetings.redraw": True}, redraw=True)
+    check_models(run, expected, models, met)
+    folder = RunFolder.open(run.path)
+    held = records.read_sealed(folder.meetings(), folder.identity)
+    assert [line["clients"] for line in held] == [one["clients"] for one in met]
+    assert held[0]["clients"] != held[1]["clients"] != folder.about()["cohorts"]

@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from cpfl.randomness import stream
+
 from . import clock, cohorts, network
 from .algorithm import train
 from .stopping import all_stop
@@ -18,13 +20,13 @@ from .stopping import all_stop
 
 def train_cohorts(
     s, groups, clients, x, y, compute_ms, network_kbps, start, rounds=0, seconds=0.0, weights="equal",
-    min_gain=None, window=6, gain_per="cpu_hours",
+    min_gain=None, window=6, gain_per="cpu_hours", redraw=False,
 ):  # fmt: skip
     """All cohorts until each has done s.max_rounds rounds: (records of each cohort, their models, the meetings).
 
     With `min_gain` also until the gain per doubling of the work is lower; a meeting then has what was evaluated.
     """
-    points, cpu_seconds = [], 0.0
+    points, cpu_seconds, groups = [], 0.0, [list(group) for group in groups]
     models, now, records = [start for _ in groups], [0.0 for _ in groups], [[] for _ in groups]
     work, meetings, due = [0 for _ in groups], [], seconds
     own = range(len(groups))
@@ -78,6 +80,13 @@ def train_cohorts(
                     break
             for cohort in waiting:
                 models[cohort], now[cohort] = merged, moment
+            if redraw:  # "drawn anew from the clients of those that continue; each keeps its size"
+                pool = sorted(k for cohort in waiting for k in groups[cohort])
+                order = list(stream(s.seed, "redraw", len(meetings) + 1).permutation(pool))
+                for cohort in waiting:
+                    size = len(groups[cohort])
+                    groups[cohort], order = sorted(int(k) for k in order[:size]), order[size:]
+                met["clients"] = [groups[cohort] for cohort in waiting]
             work = [0 for _ in groups]
             meetings.append(met | {"clock": moment})
             due = (math.floor(moment / seconds) + 1) * seconds if seconds else 0.0

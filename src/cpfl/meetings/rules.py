@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cpfl.errors import SettingError
+from cpfl.federation.optimizers import client_optimizer
 from cpfl.models import State
 from cpfl.registry import require
 from cpfl.settings.choices import MEETING_RULES
@@ -194,6 +195,15 @@ def meeting_rule(task: Task, device: torch.device) -> MeetingRule:
     experiment = task.experiment
     settings = experiment.meetings
     rule = MEETING_RULES.build(settings.rule, settings.rule_args, task, device)
+    client = experiment.federation.client
+    if settings.redraw and client_optimizer(experiment.federation).has_client_state:
+        raise SettingError(
+            f"meetings.redraw = true needs clients that keep nothing, and federation.client = {client!r} does"
+        )
+    if settings.redraw and not rule.together:
+        raise SettingError(
+            f"meetings.redraw = true needs cohorts that meet together: not meetings.rule = {settings.rule!r}"
+        )
     if experiment.meets and not rule.together:
         alone = f"meetings.rule = {settings.rule!r} lets every cohort come alone"
         if experiment.stopping.rule == "joint":

@@ -27,6 +27,8 @@ class Meetings(Section):
     server_state: Annotated[Literal["keep", "reset", "average"], _MEET, _HAS_STATE] = "keep"
     """What becomes of the momentum and other state of the cohorts' server optimizers at a meeting: each keeps its own,
     all begin anew, or all continue with the mean (Wang et al. 2020, SlowMo, compare the three)."""
+    redraw: Annotated[bool, _MEET, When(".assignment.rule = random")] = False
+    """After a meeting the cohorts that continue are drawn anew from their clients; each keeps its size."""
     final: Annotated[Literal["distill", "merge"], When(".cohorts != 1")] = "distill"
     """What becomes the global model: the student of the distillation (the paper), or the mean of the cohort models,
     which needs no public data (data.public = "none")."""
