@@ -65,6 +65,7 @@ CONDITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "meetings.rule": ({}, {"cohorts": 1}),
     "meetings.rule_args": (MEET, {}),
     "meetings.interval": (MEET, {}),
+    "meetings.redraw": (MEET, MEET | {"assignment.rule": "speed"}),
     "meetings.server_state": (MEET | {"federation.server": "fedavgm"}, MEET),
     "devices.compute_ms": ({"devices.trace": "fixed"}, {}),
     "devices.network_kbps": ({"devices.trace": "fixed"}, {}),

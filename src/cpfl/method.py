@@ -76,7 +76,7 @@ def distill(
     outputs: TeacherOutputs | None = None,  # of teachers in other distillations of the task
 ) -> Distilled:
     """Train a student to predict what the teachers predict together on public samples."""
-    began, experiment = time.perf_counter(), task.experiment
+    began, experiment, task = time.perf_counter(), task.experiment, task.regrouped(teachers.clients)
     models.choose_arithmetic(experiment.precision)
     precision = Precision(device, experiment.precision)
     with models.threads_for(task.start):
@@ -98,6 +98,7 @@ def distill(
 
 def merge(task: Task, teachers: Teachers, device: torch.device) -> Distilled:
     """The mean of the cohort models is the global model: nothing is distilled, and no public samples are needed."""
+    task = task.regrouped(teachers.clients)
     models.choose_arithmetic(task.experiment.precision)
     precision = Precision(device, task.experiment.precision)
     with models.threads_for(task.start):

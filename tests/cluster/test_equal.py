@@ -67,9 +67,9 @@ def test_algorithms_together(cluster: Nodes, plain: Callable[..., Path], tmp_pat
 
 
 MEETINGS: dict[str, dict[str, Any]] = {
-    "an outer optimizer, the mean of the servers' state, clients with state": {
+    "an outer optimizer, the mean of the servers' state, cohorts drawn anew": {
         "meetings.rule": "outer", "meetings.rule_args.weights": "work", "meetings.interval": "2 rounds",
-        "federation.server": "fedavgm", "meetings.server_state": "average",
+        "federation.server": "fedavgm", "meetings.server_state": "average", "meetings.redraw": True,
     },
     "at times, evaluated, without public samples": {
         "meetings.rule": "mean", "meetings.interval": "30s", "stopping.rule": "joint", "stopping.min_gain": 0,

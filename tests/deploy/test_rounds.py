@@ -233,6 +233,32 @@ def test_meetings_at_real_times(nodes: Nodes, tmp_path: Path) -> None:
         assert all(torch.allclose(value, start[name]) for name, value in state.items())
 
 
+def test_nobody_waits_in_a_real_fleet(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cohort meets the global model as it comes, while the others train; the same after a break."""
+    settings = {"meetings.rule": "asynchronous", "meetings.interval": "2 rounds", "checkpoint_seconds": 0}
+    settings |= {"max_rounds": 7, "assignment.rule": "csv", "assignment.rule_args.file": str(tmp_path / "plan.csv")}
+    (tmp_path / "plan.csv").write_text("client,cohort\n0,0\n1,1\n2,1\n3,1\n4,1\n5,1\n")
+
+    class Enough(Exception):
+        pass
+
+    def stop(self: Any, session: Any, closed: Any) -> None:
+        if closed.record.round == 5:
+            raise Enough
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cpfl.deploy.server.LogCallback.on_round", stop)
+        with pytest.raises(Enough):
+            deploy(nodes, tmp_path / "real", **settings)
+    run = deploy(nodes, tmp_path / "real", **settings)
+    met = held(run)
+    assert sorted((one["cohorts"][0], one["rounds"][0]) for one in met) == [(i, k) for i in (0, 1) for k in (2, 4, 6)]
+    for one in met:
+        records_of = [r for r in run.rounds if r["cohort"] == one["cohorts"][0]]
+        assert records_of[one["rounds"][0] - 1]["clock"] == one["clock"]
+    assert not close(run, simulated(tmp_path / "apart", max_rounds=7))
+
+
 def test_a_strategy_remembers_across_meetings(nodes: Nodes, tmp_path: Path) -> None:
     few = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
     settings = {"meetings.rule": "mean", "meetings.interval": "2 rounds", "max_rounds": 5}

@@ -30,6 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "joint, moving average": JOINT | {"stopping.keep": "ema"},
     "meetings": MEET,
     "meetings, moving average, momentum": MEET | {"stopping.keep": "ema", "federation.server": "fedavgm"},
+    "meetings, drawn anew": MEET | {"meetings.redraw": True},
+    "meetings one by one": MEET | {"meetings.rule": "asynchronous", "meetings.rule_args.momentum": 0.5},
     "joint at meetings": MEET | {"stopping.rule": "joint", "stopping.min_gain": 0},
     "scaffold": {"federation.client": "scaffold", "federation.momentum": 0},
     "feddyn": {"federation.client": "feddyn", "federation.momentum": 0},

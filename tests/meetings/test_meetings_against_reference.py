@@ -42,7 +42,8 @@ def both(out: Path, interval: str, changes: dict[str, Any], **asked: Any) -> tup
     clients = [algorithm.Client(*split.hold_out(part, client, s.seed)) for client, part in enumerate(parts)]
     size, _, word = interval.partition(" ")
     every = {"rounds": int(size)} if word else {"seconds": float(size[:-1])}
-    return run, *meetings.train_cohorts(
+    train = asked.pop("train", meetings.train_cohorts)
+    return run, *train(
         s, folder.about()["cohorts"], clients, x, y, fleet.compute_ms, fleet.network_kbps,
         start_of(folder, e.seed, "init"), weights=changes.get("meetings.rule_args.weights", "equal"), **every, **asked,
     )  # fmt: skip
@@ -89,3 +90,33 @@ def check_models(run: cpfl.Run, expected: list[Any], models: list[Any], met: lis
     assert [line["clock"] for line in held] == pytest.approx([one["clock"] for one in met])
     for line, one in zip(held, met, strict=True):
         assert_equal(load_state(folder.meeting_model(line["meeting"])), one["model"])
+
+
+@pytest.mark.parametrize(
+    ("interval", "args"),
+    [("1s", {"momentum": 0.6, "lr": 0.8, "damping": 1.0}), ("2 rounds", {"weights": "samples", "damping": 0.3})],
+)
+def test_cohorts_that_come_one_by_one(interval: str, args: dict[str, Any], tmp_path: Path) -> None:
+    """Cohorts by speed: the fast ones come so often that the updates of the slow ones are damped."""
+    changes: dict[str, Any] = {"meetings.rule": "asynchronous", "assignment.rule": "speed"}
+    changes |= {f"meetings.rule_args.{key}": value for key, value in args.items()}
+    one_by_one = {"train": meetings.train_one_by_one} | {k: v for k, v in args.items() if k != "weights"}
+    run, expected, models, met = both(tmp_path / "run", interval, changes, **one_by_one)
+    assert len({one["cohorts"][0] for one in met}) == 3
+    check_models(run, expected, models, met)
+    came = [one["cohorts"][0] for one in met]
+    missed = [
+        sum(other != cohort for other in came[max(i for i in range(k) if came[i] == cohort) + 1 : k])
+        for k, cohort in enumerate(came)
+        if cohort in came[:k]
+    ]
+    assert max(missed) > 2, "some updates are damped"
+
+
+def test_cohorts_that_are_drawn_anew(tmp_path: Path) -> None:
+    run, expected, models, met = both(tmp_path / "run", "2 rounds", {"meetings.redraw": True}, redraw=True)
+    check_models(run, expected, models, met)
+    folder = RunFolder.open(run.path)
+    held = records.read_sealed(folder.meetings(), folder.identity)
+    assert [line["clients"] for line in held] == [one["clients"] for one in met]
+    assert held[0]["clients"] != held[1]["clients"] != folder.about()["cohorts"]

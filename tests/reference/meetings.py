@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from cpfl.randomness import stream
+
 from . import clock, cohorts, network
 from .algorithm import train
 from .stopping import all_stop
@@ -18,13 +20,13 @@ from .stopping import all_stop
 
 def train_cohorts(
     s, groups, clients, x, y, compute_ms, network_kbps, start, rounds=0, seconds=0.0, weights="equal",
-    min_gain=None, window=6, gain_per="cpu_hours",
+    min_gain=None, window=6, gain_per="cpu_hours", redraw=False,
 ):  # fmt: skip
     """All cohorts until each has done s.max_rounds rounds: (records of each cohort, their models, the meetings).
 
     With `min_gain` also until the gain per doubling of the work is lower; a meeting then has what was evaluated.
     """
-    points, cpu_seconds = [], 0.0
+    points, cpu_seconds, groups = [], 0.0, [list(group) for group in groups]
     models, now, records = [start for _ in groups], [0.0 for _ in groups], [[] for _ in groups]
     work, meetings, due = [0 for _ in groups], [], seconds
     own = range(len(groups))
@@ -78,7 +80,68 @@ def train_cohorts(
                     break
             for cohort in waiting:
                 models[cohort], now[cohort] = merged, moment
+            if redraw:  # "drawn anew from the clients of those that continue; each keeps its size"
+                pool = sorted(k for cohort in waiting for k in groups[cohort])
+                order = list(stream(s.seed, "redraw", len(meetings) + 1).permutation(pool))
+                for cohort in waiting:
+                    size = len(groups[cohort])
+                    groups[cohort], order = sorted(int(k) for k in order[:size]), order[size:]
+                met["clients"] = [groups[cohort] for cohort in waiting]
             work = [0 for _ in groups]
             meetings.append(met | {"clock": moment})
             due = (math.floor(moment / seconds) + 1) * seconds if seconds else 0.0
+    return records, models, meetings
+
+
+def train_one_by_one(
+    s, groups, clients, x, y, compute_ms, network_kbps, start, rounds=0, seconds=0.0, weights="equal", lr=1.0,
+    momentum=0.0, damping=0.5,
+):  # fmt: skip
+    """Cohorts that do not wait: (records of each cohort, their models, the meetings).
+
+    "A cohort meets the global model when it is ready: x ← x − η v with v ← μ v + ρ w Δ. ρ = (1 + s)^−damping; s counts
+    the updates of others since the cohort began, beyond the n − 1 of cohorts that are as fast."
+    """
+    n = len(groups)
+    x_now, v, meetings = start, dict.fromkeys(start, 0.0), []
+    models, began, now = [start] * n, [start] * n, [0.0] * n
+    records, seen, met_clock = [[] for _ in groups], [0] * n, [0.0] * n
+
+    def until_ready(cohort):
+        first = len(records[cohort])
+        while len(records[cohort]) < s.max_rounds:
+            t = len(records[cohort]) + 1
+            chosen = cohorts.participants(groups[cohort], s.participation, cohort, t, s.seed)
+            own = [clients[k].training for k in chosen]
+            steps = [clock.steps_of(len(part), s.batch_size, s.local_epochs, s.local_steps) for part in own]
+            computing = [
+                clock.training_seconds(count, s.batch_size, compute_ms[k])
+                for count, k in zip(steps, chosen, strict=True)
+            ]
+            kbps = [network_kbps[k] for k in chosen]
+            now[cohort] += clock.round_seconds(computing, kbps, s.model_bytes, len(groups[cohort]))
+            trained = [train(s, k, t, models[cohort], x[part], y[part]) for k, part in zip(chosen, own, strict=True)]
+            models[cohort] = network.average(trained, [1] * len(trained))
+            records[cohort].append({"participants": chosen, "clock": now[cohort]})
+            done = len(records[cohort]) - first == rounds if rounds else now[cohort] >= met_clock[cohort] + seconds
+            if done and len(records[cohort]) < s.max_rounds:
+                return True
+        return False
+
+    ready = [cohort for cohort in range(n) if until_ready(cohort)]
+    while ready:
+        cohort = min(ready, key=lambda one: (now[one], one))
+        sizes = [sum(len(clients[k].training) for k in group) for group in groups]
+        share = sizes[cohort] / sum(sizes) if weights == "samples" else 1 / n
+        stale = max(0, len(meetings) - seen[cohort] - (n - 1))
+        for name in x_now:
+            v[name] = momentum * v[name] + share * (1 + stale) ** -damping * (
+                began[cohort][name] - models[cohort][name]
+            )
+        x_now = {name: value - lr * v[name] for name, value in x_now.items()}
+        meetings.append({"clock": now[cohort], "cohorts": [cohort], "model": x_now})
+        models[cohort] = began[cohort] = x_now
+        seen[cohort], met_clock[cohort] = len(meetings), now[cohort]
+        if not until_ready(cohort):
+            ready.remove(cohort)
     return records, models, meetings

@@ -38,6 +38,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "meetings": MEET,
     "meetings at a time, sparse checkpoints": MEET | SPARSE | {"meetings.interval": "15s", "stopping.keep": "ema"},
     "meetings, outer": MEET | {"meetings.rule": "outer"},
+    "meetings, drawn anew": MEET | {"meetings.redraw": True},
+    "meetings one by one": MEET | {"meetings.rule": "asynchronous", "meetings.rule_args.momentum": 0.5},
     "meetings, average": MEET | {"federation.server": "fedavgm", "meetings.server_state": "average"},
     "moving average": FEW | {"stopping.keep": "ema"},
     "oort": FEW | {

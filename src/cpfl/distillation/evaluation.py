@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cpfl import models
+from cpfl.cohorts.base import Cohorts
 from cpfl.distillation.ensemble import Chunks, Ensemble, Precision
 from cpfl.errors import CpflError
 from cpfl.federation.messages import Cost
@@ -35,9 +36,10 @@ class Evaluator:
     """What both metrics have in common."""
 
     _inputs: Chunks
+    cohorts: Cohorts  # their clients now
 
     def __init__(self, task: Task, device: torch.device) -> None:
-        self._task = task
+        self._task, self.cohorts = task, task.cohorts
         models.choose_arithmetic(task.experiment.precision)  # the driver of a cluster has no engine that did
         self._precision = Precision(device, task.experiment.precision)
 
@@ -112,7 +114,7 @@ class MergedAccuracy(EnsembleAccuracy):
         cohort's server, which has it."""
         task, clients = self._task, self._clients
         sent = np.full(task.experiment.clients, task.model_bytes, np.int64)
-        for members in task.cohorts:
+        for members in self.cohorts:
             if len(members) == 1:
                 sent[np.asarray(members)] = 0
         samples = task.data.clients.validation_sizes[clients]
@@ -122,8 +124,8 @@ class MergedAccuracy(EnsembleAccuracy):
     def global_bytes(self, waiting: Sequence[int] = ()) -> int:
         """The merged model to the servers of cohorts that have stopped, whose clients evaluate too: the others receive
         it at the meeting."""
-        stopped = set(range(len(self._task.cohorts))) - set(waiting)
-        return self._task.model_bytes * sum(bool(np.isin(self._task.cohorts[i], self._clients).any()) for i in stopped)
+        stopped = set(range(len(self.cohorts))) - set(waiting)
+        return self._task.model_bytes * sum(bool(np.isin(self.cohorts[i], self._clients).any()) for i in stopped)
 
 
 class PublicAgreement(Evaluator):

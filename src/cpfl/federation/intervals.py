@@ -7,6 +7,7 @@ from typing import NamedTuple
 from cpfl.federation.optimizers import server_optimizer
 from cpfl.federation.stopping import ROUNDING
 from cpfl.settings import Experiment
+from cpfl.settings.choices import MEETING_RULES
 from cpfl.settings.types import interval
 
 
@@ -23,6 +24,7 @@ class MeetingInterval:
 
     rounds: float = math.inf
     seconds: float = math.inf
+    together: bool = True  # False: a cohort comes at the end of a round when so much time has passed for it
 
     @classmethod
     def of(cls, experiment: Experiment) -> "MeetingInterval":
@@ -30,13 +32,15 @@ class MeetingInterval:
         if not experiment.meets:
             return cls()
         kind, size = interval(experiment.meetings.interval, "meetings.interval")
-        return cls(**{kind: size})
+        return cls(**{kind: size}, together=MEETING_RULES.find(experiment.meetings.rule).together)
 
     def after(self, clock: float) -> float:
         """When the next meeting is after one at `clock`: at the next multiple of the interval. -inf: as soon as all
         cohorts have come."""
         if math.isinf(self.seconds):
             return -math.inf
+        if not self.together:
+            return clock + self.seconds
         return (math.floor((clock + ROUNDING) / self.seconds) + 1) * self.seconds
 
 

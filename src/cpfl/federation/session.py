@@ -77,15 +77,25 @@ class Session:
         self._interval = MeetingInterval.of(experiment)
         self._evaluated = not math.isinf(self._rule.eval_interval)  # together with the others, at the ends of phases
         self._model_bytes = model_bytes
+        self._regrouped = False  # it has other clients than at the start
         self._arrived = False  # the next round would end after the next meeting
         self._kept: State | None = None
         self._shown = start  # the model that stands for the cohort: the newest, or the moving average
         known = np.zeros(0, np.int64) if sizes is None else sizes
         size = optimizers.one_way_bytes(experiment.federation, model_bytes)
-        info = CohortInfo(cohort, self.clients, experiment.federation, fleet, size, known)
-        kind = Buffered if experiment.federation.buffer_size else Synchronous
-        self._planner: RoundPlanner = kind(info, experiment.devices.crash_rate, experiment.seed)
+        self._info = CohortInfo(cohort, self.clients, experiment.federation, fleet, size, known)
+        self._planner = self._new_planner()
         self._plans: dict[int, RoundPlan] = {}  # of rounds that are not closed
+
+    def _new_planner(self) -> RoundPlanner:
+        kind = Buffered if self._experiment.federation.buffer_size else Synchronous
+        return kind(self._info, self._experiment.devices.crash_rate, self._experiment.seed)
+
+    def _regroup(self, clients: Sequence[int]) -> None:
+        """Continue with other clients."""
+        self.clients, self._regrouped = Members(clients), True
+        self._info = replace(self._info, clients=self.clients)
+        self._planner = self._new_planner()
 
     def open_round(self) -> RoundRequest:
         """The next round to train."""
@@ -222,6 +232,7 @@ class Session:
         model: State,
         server_state: dict[str, State] | None,
         share: Share | None = None,
+        clients: Sequence[int] | None = None,
     ) -> ClosedRound:
         """Begin another phase from the model of a meeting, unless a limit is reached.
 
@@ -238,11 +249,15 @@ class Session:
         share
             What the evaluation of the merged model cost this cohort, and what it may spend from now on; None: there was
             none.
+        clients
+            With whom the cohort continues; None: with its own.
         """
         arrived = Snapshot(self.cohort, self.round, self.clock, self._shown)
         self.phases = number
         self.clock, self.met, self._arrived = clock, Met(self.round, clock), False
         self._plans.clear()  # they were made for an earlier clock
+        if clients is not None:
+            self._regroup(clients)
         self.model = self._shown = model
         self._kept = None
         if server_state is not None:
@@ -279,6 +294,13 @@ class Session:
     def meeting_due(self) -> float:
         """When the next meeting is, in virtual seconds; -inf: as soon as all cohorts have come."""
         return self._interval.after(self.met.clock)
+
+    @property
+    def soonest_meeting(self) -> float:
+        """If cohorts come one by one: before when this one, which waits, cannot come again."""
+        if not math.isinf(self._interval.seconds):
+            return self.clock + self._interval.seconds - ROUNDING
+        return self.clock + (self._planner.seconds(self._plan(self.round + 1)) or 0.0)
 
     def stop(self, closed: ClosedRound, reason: str, clock: float | None = None) -> ClosedRound:
         """Stop at the end of a phase: because of an evaluation that ended at `clock`, or without one."""
@@ -318,6 +340,8 @@ class Session:
             numbers["byte_budget"] = self.byte_budget
         if self.met.round:
             numbers["met"] = list(self.met)
+        if self._regrouped:
+            numbers["clients"] = list(self.clients)
         numbers |= {"kept_is_newest": newest, "rule": self._rule.state(), "planner": self._planner.state()}
         return states, copy.deepcopy(numbers)  # a user's rule may continue to write into its own
 
@@ -333,6 +357,8 @@ class Session:
         self.cpu_budget = numbers.get("cpu_budget", self.cpu_budget)
         self.byte_budget = numbers.get("byte_budget", self.byte_budget)
         self.met = Met(*numbers.get("met", (0, 0.0)))
+        if "clients" in numbers:
+            self._regroup(numbers["clients"])
         self._rule.restore(numbers["rule"])
         older = {int(kind.removeprefix(_OLDER)): one for kind, one in states.items() if kind.startswith(_OLDER)}
         self._plans.clear()
@@ -347,9 +373,11 @@ class Session:
 
     def _next_is_too_late(self, outcome: RoundResult, cost: Cost) -> bool:
         """Whether the next round would end after the next meeting. One of a real fleet is expected to last as long as
-        this one."""
+        this one. If cohorts come one by one: whether it is time to come."""
         if math.isinf(self._interval.seconds):
             return False
+        if not self._interval.together:
+            return self.clock >= self.meeting_due - ROUNDING
         lasts = None if outcome.seconds is not None else self._planner.seconds(self._plan(self.round + 1))
         return self.clock + (cost.seconds if lasts is None else lasts) > self.meeting_due + ROUNDING
 

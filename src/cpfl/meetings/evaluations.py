@@ -69,6 +69,7 @@ class Evaluations:
 
     def evaluate(self, waiting: Sequence[Session], models: Sequence[State], moment: float) -> str:
         """Evaluate these models at a virtual time, if the limits allow it; else the limit that ends all."""
+        self._evaluator.cohorts = [session.clients for session in self._sessions]
         cost = self._evaluator.cost([session.cohort for session in waiting])
         ends = moment + cost.seconds
         if self._stopping.max_hours and ends > self._stopping.max_hours * 3600 + ROUNDING:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from cpfl.federation.session import ClosedRound, Session
 from cpfl.federation.stopping import ROUNDING, Share
 from cpfl.meetings.rules import Contribution, meeting_rule, weighted_mean
 from cpfl.models import State
+from cpfl.randomness import stream
 from cpfl.runs import files, records
 from cpfl.runs.recorder import RunRecorder
 from cpfl.task.task import Task
@@ -40,6 +42,7 @@ class Meeting:
     bytes: int  # between the cohort servers and the global one
     model: str  # the checksum of its file; empty: every cohort trains a model of its own
     state: str = ""  # the checksum of the file of what the rule and the servers remember; empty: there is none
+    clients: list[list[int]] = field(default_factory=list)  # with whom each of `cohorts` continues (meetings.redraw)
     models: dict[str, str] = field(default_factory=dict)  # checksums of own models, by cohort (model.by_cohort)
 
 
@@ -95,9 +98,9 @@ class Meetings:
         ]
         return self._merged(contributions)
 
-    def _contribution(self, session: Session, work: int) -> Contribution:
-        sent = self._task.layout(session.cohort).sent(session.model)
-        return Contribution(session.cohort, files.on_host(sent), self._task.samples(session.cohort), work)
+    def _contribution(self, session: Session, work: int, began: State | None = None, missed: int = 0) -> Contribution:
+        sent = files.on_host(self._task.layout(session.cohort).sent(session.model))
+        return Contribution(session.cohort, sent, self._task.samples_of(session.clients), work, began or {}, missed)
 
     def _merged(self, contributions: Sequence[Contribution]) -> Merged:
         task, number = self._task, len(self.done) + 1
@@ -131,6 +134,7 @@ class Meetings:
             rounds=[session.round for session in waiting],
             samples=self._samples(waiting),
             bytes=self._traffic(waiting),
+            clients=self._drawn(number, waiting) if self._settings.redraw else [],
             model=folder.save(folder.meeting_model(number), merged.model, facts) if merged.model else "",
             state=folder.save(self._state_path(number), state, facts) if state else "",
             models={str(i): folder.save(folder.meeting_model(number, i), own, facts) for i, own in merged.own.items()},
@@ -153,23 +157,29 @@ class Meetings:
         elif self._settings.server_state == "average":
             server_state = {name: _part(merged.remembered, f"{SERVER}/{name}") for name in self._buffers}
         model = merged.own.get(session.cohort, merged.model)
-        return session.meet(closed, meeting.meeting, meeting.clock, model, server_state, share)
+        clients = dict(zip(meeting.cohorts, meeting.clients, strict=False)).get(session.cohort)
+        return session.meet(closed, meeting.meeting, meeting.clock, model, server_state, share, clients)
 
     def held(self, number: int) -> Merged:
         """What cohorts continued from after a meeting, and what the rule and the servers remember; 0: the start."""
+        if number not in self._kept:
+            self._kept = {number: self._read(number)}
+        return self._kept[number]
+
+    def _read(self, number: int) -> Merged:
         task, folder = self._task, self._folder
         if not number:
             return Merged(task.start, {cohort: own.start for cohort, own in task.cohort_models.items()}, {})
-        if number not in self._kept:
-            meeting = self.done[number - 1]
-            state = folder.load(self._state_path(number), meeting.state)[0] if meeting.state else {}
-            model = self._load(folder.meeting_model(number), meeting.model, task.start) if meeting.model else {}
-            own = {
-                int(i): self._load(folder.meeting_model(number, int(i)), checksum, task.for_cohort(int(i)).start)
-                for i, checksum in meeting.models.items()
-            }
-            self._kept = {number: Merged(model, own, state)}
-        return self._kept[number]
+        if number in self._kept:
+            return self._kept[number]
+        meeting = self.done[number - 1]
+        state = folder.load(self._state_path(number), meeting.state)[0] if meeting.state else {}
+        model = self._load(folder.meeting_model(number), meeting.model, task.start) if meeting.model else {}
+        own = {
+            int(i): self._load(folder.meeting_model(number, int(i)), checksum, task.for_cohort(int(i)).start)
+            for i, checksum in meeting.models.items()
+        }
+        return Merged(model, own, state)
 
     def _load(self, path: Path, checksum: str, start: State) -> State:
         stored, _ = self._folder.load(path, checksum)
@@ -189,6 +199,13 @@ class Meetings:
             found |= _named(buffer, mean)
         return found
 
+    def _drawn(self, number: int, waiting: Sequence[Session]) -> list[list[int]]:
+        """The clients of the cohorts that continue, dealt out anew; each cohort keeps its size."""
+        pool = np.sort(np.concatenate([np.asarray(session.clients) for session in waiting]))
+        dealt = stream(self._task.experiment.seed, "redraw", number).permutation(pool)
+        ends = np.cumsum([len(session.clients) for session in waiting])[:-1]
+        return [np.sort(part).tolist() for part in np.split(dealt, ends)]
+
     def _samples(self, waiting: Sequence[Session]) -> list[int]:
         return [session.samples for session in self._sessions]
 
@@ -203,8 +220,10 @@ class Meetings:
 
     def _tell(self, meeting: Meeting, waiting: Sequence[Session]) -> None:
         """Let callbacks know; say once that a round of a cohort is longer than the interval."""
-        self._callback.on_message(f"meeting {meeting.meeting} at {meeting.clock / 3600:.2f} h")
         self._callback.on_meeting(asdict(meeting))
+        if not self._rule.together:  # there are many
+            return
+        self._callback.on_message(f"meeting {meeting.meeting} at {meeting.clock / 3600:.2f} h")
         due, slowest = waiting[0].meeting_due, max(self._sessions, key=lambda session: session.clock)
         if math.isfinite(due) and slowest.clock > due + ROUNDING and not self._warned:
             self._warned = True

@@ -42,6 +42,7 @@ class Teachers:
     costs: dict[str, Any]  # of the whole run, for its summary
     accounts: list[dict[str, Any]]  # the same by cohort
     load: Callable[[Path], State] = load_state  # from a file
+    clients: list[list[int]] | None = None  # of every cohort of the run by then; None: they were never drawn anew
     work: Sequence[int] = ()  # samples that each cohort has trained on since its last meeting
 
     def states(self) -> Iterator[State]:
@@ -121,8 +122,15 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
             for cohort, own, stop in ((i, spent_by_cohort[i], stops[i]) for i in chosen)
         ],
         work=[work[cohort] for cohort in chosen],
+        clients=_drawn_anew(about["cohorts"], met),
         load=lambda path: folder.load(path)[0],
     )
+
+
+def _drawn_anew(cohorts: list[list[int]], meetings: Lines) -> list[list[int]] | None:
+    """The clients of every cohort after these meetings; None: nobody has changed the cohort."""
+    drawn = dict(pair for one in meetings for pair in zip(one["cohorts"], one.get("clients") or (), strict=False))
+    return [drawn.get(cohort, own) for cohort, own in enumerate(cohorts)] if drawn else None
 
 
 def _records(folder: RunFolder, cohort: int) -> tuple[list[dict[str, Any]], bool]:

@@ -94,11 +94,22 @@ class Task:
         return [other for other, build in enumerate(builds) if build is builds[cohort]]
 
     def samples(self, cohort: int) -> int:
-        """Training samples of a cohort's clients; in a real fleet of those whose nodes have enrolled."""
-        clients = self.cohorts[cohort]
+        """Training samples of a cohort's clients."""
+        return self.samples_of(self.cohorts[cohort])
+
+    def samples_of(self, clients: Sequence[int]) -> int:
+        """Training samples of these clients; in a real fleet of those whose nodes have enrolled."""
         if self.enrolled:
             return sum(self.enrolled[client].training for client in clients if client in self.enrolled)
         return int(self.data.clients.training_sizes[np.asarray(clients)].sum())
+
+    def regrouped(self, cohorts: Cohorts | None) -> "Task":
+        """The same task with cohorts that were drawn anew, and their label counts; None: they never were."""
+        if cohorts is None:
+            return self
+        data, e = self.data, self.experiment
+        counts = cohort_counts(data.label_counts, data.classes, cohorts, e.privacy, e.seed, data.sensitivity)
+        return replace(self, cohorts=cohorts, label_counts=counts)
 
     def starting_from(self, start: State, others: Mapping[int, State]) -> "Task":
         """The same task with other initial models, those of some cohorts by number; frozen parameters are theirs."""
