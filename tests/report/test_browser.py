@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from small_runs import reseal
-from tests.visits import IN_A_BROWSER, Visit, browser
+from tests.visits import IN_A_BROWSER, Visit, browser, luminance
 
 import cpfl
 from cpfl.report import writing as pages
@@ -50,9 +50,9 @@ def test_opens_offline_and_draws_everything(browser: Any, reported: Path, width:
         assert visit.complaints == []
         assert [address for address in visit.asked if not address.startswith(("file:", "data:"))] == []
         ink, paper = (page.evaluate(f"getComputedStyle(document.body).{key}") for key in ("color", "backgroundColor"))
-        assert (_luminance(ink) < _luminance(paper)) == (scheme == "light")
+        assert (luminance(ink) < luminance(paper)) == (scheme == "light")
         labels = page.query_selector("svg .role-axis-label text").evaluate("text => getComputedStyle(text).fill")
-        lighter, darker = sorted((_luminance(labels), _luminance(paper)), reverse=True)
+        lighter, darker = sorted((luminance(labels), luminance(paper)), reverse=True)
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, "axis labels can be read"
 
 
@@ -182,10 +182,3 @@ def test_a_page_that_is_kept_fresh(browser: Any, runs: Path) -> None:
             assert visit.complaints == []
         server.shutdown()
         thread.join()
-
-
-def _luminance(colour: str) -> float:
-    """Of a CSS rgb(), after the web's accessibility guidelines."""
-    parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -30,7 +30,7 @@ class Comparison:
     groups: list[Group]
     candidates: list[Candidate]
     runs: list[list[RunFacts]] = field(default_factory=list)  # of every candidate
-    early: list[tuple[str, float]] = field(default_factory=list)  # of every candidate: at or quorum, and which
+    early: list[tuple[str, str]] = field(default_factory=list)  # of every candidate: at or quorum, and its value
 
     @property
     def measure(self) -> Measure:
@@ -88,15 +88,15 @@ def _comparison(groups: Sequence[Group]) -> Comparison:
                 for student in run.students[1:]:
                     key = ("quorum", student.quorum) if student.at is None else ("at", student.at)
                     moments[key].append((run, student))
-            for (kind, value), found in sorted(moments.items()):
+            for (kind, value), found in sorted(moments.items(), key=lambda one: (one[0][0], -one[0][1])):
                 text = f"at {value:g} h" if kind == "at" else f"quorum {100 * value:g} %"
                 if len({run.experiment.seed for run, _ in found}) == len({run.experiment.seed for run in runs}):
-                    _add(own, f"{label}, {text}", n, found, (kind, value))
+                    _add(own, f"{label}, {text}", n, found, (kind, f"{value:g}{'h' * (kind == 'at')}"))
     return own
 
 
 def _add(
-    own: Comparison, name: str, n: int, found: Sequence[tuple[RunFacts, Student]], early: tuple[str, float] = ("", 0)
+    own: Comparison, name: str, n: int, found: Sequence[tuple[RunFacts, Student]], early: tuple[str, str] = ("", "")
 ) -> None:
     by_seed: dict[int, list[Student]] = defaultdict(list)
     for run, student in found:
@@ -105,6 +105,8 @@ def _add(
         seed: Score(*(mean([getattr(s, key) for s in students]) for key in Score._fields))
         for seed, students in sorted(by_seed.items())
     }
+    if any(one.n == n and one.scores == scores for one in own.candidates):
+        return  # of two cohorts, a quorum of 25 % is one of 50 %
     runs = [run for run, _ in found]
     distilled = n > 1 and all((run.summary or {}).get("distill_seconds", 0) > 0 for run in runs)
     cut_off = 0 if early[0] == "at" else sum((run.summary or {}).get("cut_off", 0) for run in runs)

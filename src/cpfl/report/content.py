@@ -40,6 +40,7 @@ def content_of(runs: Iterable[RunFacts], damaged: Sequence[tuple[str, str]], lim
     return {
         "title": groups[0].label if len(groups) == 1 else f"{len(groups)} experiments" if groups else "no readable run",
         "advice": [one.tree() for one in advices],
+        "explorers": [one.explorer() for one in advices],
         "notes": _notes(groups, damaged),
         "together": _prefixed(_against(groups), "all-") if several else [],
         "groups": [_group(one, chosen.get(one.id), several) for one in groups],

@@ -4,7 +4,7 @@
   const drawn = new Map(); // id -> {spec, view}
   const main = document.getElementById("report");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  let figures = JSON.parse(document.getElementById("figures").textContent);
+  let { figures, explorers } = JSON.parse(document.getElementById("figures").textContent);
 
   function colours() {
     const css = getComputedStyle(document.documentElement);
@@ -79,7 +79,7 @@
   async function update(next) {
     const page = new DOMParser().parseFromString(next.body, "text/html").body;
     const [now, after] = [parts(main), parts(page)];
-    figures = next.figures;
+    ({ figures, explorers } = next);
     const same = [...now.keys()].join() === [...after.keys()].join() && pictures(main) === pictures(page);
     if (same) {
       for (const [key, part] of after) if (shown.get(key) !== part.innerHTML) now.get(key).innerHTML = part.innerHTML;
@@ -90,6 +90,7 @@
       main.innerHTML = next.body;
     }
     shown = new Map([...after].map(([key, part]) => [key, part.innerHTML]));
+    explorer.show(explorers);
     for (const id of Object.keys(figures)) await redraw(id);
     main.style.minHeight = "";
   }
@@ -113,6 +114,7 @@
 
   dark.addEventListener("change", drawAll);
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
+  explorer.show(explorers);
   drawAll().then(() => {
     const address = document.body.dataset.refresh;
     if (address) poll(address, 2);
