@@ -89,7 +89,8 @@ class Advice:
             command("run", runs[0], ("seed",)) if not kind else command_on("distill", runs[0], f"--{kind}", text)
             for runs, (kind, text) in zip(own.runs, own.early, strict=True)
         ]
-        candidates = [one | {"command": c} for one, c in zip(for_script(own.candidates), commands, strict=True)]
+        facts = zip(for_script(own.candidates), commands, own.settings(), strict=True)
+        candidates = [one | {"command": line, "settings": settings} for one, line, settings in facts]
         return {"label": own.label, **own.measure._asdict(), "limits": list(limits), "candidates": candidates}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpfl.errors import CpflError
-from cpfl.report.groups import Group, differing
+from cpfl.report.groups import VARIED, Group, differing
 from cpfl.report.reading import RunFacts, Student
 from cpfl.report.sentences import Measure
 from cpfl.report.verdict import Candidate, Score, mean
@@ -41,6 +41,16 @@ class Comparison:
         known = len(sizes) == 1 and metric == "accuracy"  # of others the size does not say how exact they are
         unit = "images" if {facts.get("inputs") for facts in about} == {"pixels"} else "samples"
         return Measure(metric, sizes.pop() if known else 0, unit)
+
+
+    def settings(self) -> list[dict[str, str]]:
+        """For every candidate the settings that are not the same for all, as texts."""
+        every = []
+        for runs, (kind, value) in zip(self.runs, self.early, strict=True):
+            settings = effects.flat(runs[0].experiment) | ({f"distillation.{kind}": value} if kind else {})
+            every.append({key: str(value) for key, value in settings.items() if key not in ("seed", *VARIED[2:])})
+        keys = {key for own in every for key in own if len({str(other.get(key)) for other in every}) > 1}
+        return [{key: own[key] for key in sorted(keys & own.keys())} for own in every]
 
 
 def comparisons(groups: Iterable[Group]) -> list[Comparison]:

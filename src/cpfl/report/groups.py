@@ -15,6 +15,7 @@ from cpfl.settings import Experiment, effects
 
 # A group varies n and seed; the other two change what is stored, not the results.
 VARIED = ("cohorts", "seed", "snapshots", "checkpoint_seconds")
+DRAWN = 5  # seeds of every n, from which the page's selector chooses
 LONG = 4  # differing settings that fit into a label
 SIGNS = {"data.alpha": "α", "clients": "M"}
 
@@ -65,8 +66,8 @@ class Group:
 
     @property
     def first_seeds(self) -> list[RunFacts]:
-        """One run of every n: the paper, too, draws curves of one seed."""
-        return [self.runs_of(n)[0] for n in self.numbers]
+        """The runs whose rounds are drawn: a few of every n, lowest seed first."""
+        return [run for n in self.numbers for run in self.runs_of(n)[:DRAWN]]
 
 
 def group(runs: Iterable[RunFacts]) -> list[Group]:

@@ -26,7 +26,7 @@ from cpfl.runs.finding import find_runs
 from cpfl.user_files import expanded
 
 FIGURES = "figures"
-SCRIPTS = ("verdict", "copying", "explorer", "page")  # in page/, each uses those before it
+SCRIPTS = ("verdict", "copying", "explorer", "compare", "page")  # in page/, each uses those before it
 # For a second process: Vega's script takes more than a second to make, and the engine that makes it stays in memory.
 VEGA = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
 DRAWN = re.compile(r'<div class="picture" data-figure="([\w.-]+)"')  # in a page: the names of its figures

@@ -69,8 +69,8 @@ const verdict = (() => {
     const missing = every.filter((i) => rows[i].fails.join() === "accuracy" && rows[i].speed >= faster);
     const near = best(rows, missing.filter((i) => rows[i].drop - limits[0] <= band + EXACT));
     const distilling = missing.filter((i) => {
-      const { candidate, ensembleDrop, drop } = rows[i];
-      return candidate.distilled && candidate.n > 1 && ensembleDrop <= limits[0] + EXACT && drop - ensembleDrop > band;
+      const { candidate, ensembleDrop } = rows[i];
+      return candidate.distilled && candidate.n > 1 && ensembleDrop <= limits[0] + EXACT;
     });
     const lost = near === null ? best(rows, distilling) : null;
     return { rows, reference: base, chosen, near, lost, missing, limits, band };
