@@ -30,7 +30,8 @@ def reported(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cpfl.report(runs).page
 
 
-MARKS = """element => [...element.querySelectorAll('svg .mark-line path, svg .mark-symbol path, svg .mark-rect path, svg .mark-rule line')]
+MARKS = """element => ['.mark-line path', '.mark-symbol path', '.mark-rect path', '.mark-rule line']
+    .flatMap(mark => [...element.querySelectorAll(`svg ${mark}`)])
     .filter(mark => mark.getBoundingClientRect().width + mark.getBoundingClientRect().height > 0).length"""
 
 

@@ -42,7 +42,7 @@ class Advice:
     def group(self) -> Group | None:
         """The experiment of which one n, as it was run, is to be taken."""
         found = self.choice.chosen if self.choice else None
-        if found is None or self.comparison.candidates[found].early:
+        if found is None or not self.comparison.runs or self.comparison.candidates[found].early:
             return None
         run = self.comparison.runs[found][0]
         return next(one for one in self.comparison.groups if any(own is run for own in one.runs))
@@ -85,11 +85,7 @@ class Advice:
     def explorer(self) -> dict[str, Any]:
         """What the page's explorer needs: all scores, so that a reader can move the limits."""
         own, limits = self.comparison, self.choice.limits if self.choice else USUAL
-        commands = [
-            command("run", runs[0], ("seed",)) if not kind else command_on("distill", runs[0], f"--{kind}", text)
-            for runs, (kind, text) in zip(own.runs, own.early, strict=True)
-        ]
-        facts = zip(for_script(own.candidates), commands, own.settings(), strict=True)
+        facts = zip(for_script(own.candidates), own.commands, own.settings, strict=True)
         candidates = [one | {"command": line, "settings": settings} for one, line, settings in facts]
         return {"label": own.label, **own.measure._asdict(), "limits": list(limits), "candidates": candidates}
 
@@ -162,6 +158,8 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 def _next(comparison: Comparison, choice: Choice) -> str:
     """What would make the answer surer, or use it."""
     found, runs = comparison.candidates, comparison.runs
+    if not runs:
+        return "" if choice.chosen is None else comparison.commands[choice.chosen]
     if found[choice.reference].n != 1:
         seeds = sorted(found[choice.reference].scores)
         return _sweep(runs[choice.reference][0], [1], seeds)
@@ -180,8 +178,7 @@ def _next(comparison: Comparison, choice: Choice) -> str:
         if len(comparison.groups) == 1:
             return _sweep(runs[shown][0], numbers, [most + 1, most + 2, most + 3])
         return command("run", runs[shown][0], ("seed",), "--set", f"seed={most + 1}")
-    kind, text = comparison.early[shown]
-    return command_on("distill", runs[shown][0], f"--{kind}", text) if kind else command_on("export", runs[shown][0])
+    return comparison.commands[shown] if row.candidate.early else command_on("export", runs[shown][0])
 
 
 def _others(comparison: Comparison) -> str:

@@ -11,6 +11,7 @@ from cpfl.report.candidates import comparisons
 from cpfl.report.groups import Group, group
 from cpfl.report.method_figure import link_rows, method
 from cpfl.report.reading import READ_ERRORS, RunFacts, damage, read_all
+from cpfl.report.tuned import Tuned, read_tunes
 from cpfl.report.verdict import USUAL, Limits
 
 Tree = dict[str, Any]
@@ -21,9 +22,11 @@ FALLS = {
 }
 
 
-def content(paths: Iterable[Path], limits: Limits = USUAL) -> Tree:
-    """Everything that a report says about the runs in these folders."""
+def content(paths: Iterable[Path], limits: Limits = USUAL, tunes: Iterable[Path] = ()) -> Tree:
+    """Everything that a report says about the runs in these folders, and about these folders of tunes."""
     runs, damaged = read_all(paths)
+    tuned, broken = read_tunes(tunes)
+    damaged += broken
     while True:  # until every file that is drawn can be read
         bad = {}
         for run in (run for one in group(runs) for run in one.first_seeds):
@@ -32,19 +35,27 @@ def content(paths: Iterable[Path], limits: Limits = USUAL) -> Tree:
             except READ_ERRORS as error:
                 bad[run.name] = damage(error)
         if not bad:
-            return content_of(runs, damaged, limits)
+            return content_of(runs, damaged, limits, tuned)
         damaged += bad.items()
         runs = [run for run in runs if run.name not in bad]
 
 
-def content_of(runs: Iterable[RunFacts], damaged: Sequence[tuple[str, str]], limits: Limits = USUAL) -> Tree:
+def content_of(
+    runs: Iterable[RunFacts],
+    damaged: Sequence[tuple[str, str]],
+    limits: Limits = USUAL,
+    tuned: Sequence[Tuned] = (),
+) -> Tree:
     """The same for runs that are read already."""
     groups = group(runs)
     several = len(groups) > 1
     advices = [advise(one, limits) for one in comparisons(groups)]
     chosen = {one.group.id: one.n for one in advices if one.group}
+    advices += [advice for one in tuned for advice in one.advice(limits)]
+    titles = [one.label for one in groups] + [f"tune of {one.tune.name}" for one in tuned]
     return {
-        "title": groups[0].label if len(groups) == 1 else f"{len(groups)} experiments" if groups else "no readable run",
+        "title": titles[0] if len(titles) == 1 else f"{len(titles)} experiments" if titles else "no readable run",
+        "tunes": [_tune(one, f"tune-{i + 1}" if len(tuned) > 1 else "tune") for i, one in enumerate(tuned)],
         "advice": [one.tree() for one in advices],
         "explorers": [one.explorer() for one in advices],
         "notes": _notes(groups, damaged),
@@ -57,7 +68,12 @@ def content_of(runs: Iterable[RunFacts], damaged: Sequence[tuple[str, str]], lim
 def all_figures(tree: Tree) -> list[Tree]:
     """Every figure of the report that could be drawn."""
     live = tree.get("live", {}).get("figures", [])
-    found = [*live, *tree["together"], *(f for g in tree["groups"] for s in g["sections"] for f in s["figures"])]
+    found = [
+        *live,
+        *(f for one in tree["tunes"] for f in one["figures"]),
+        *tree["together"],
+        *(f for g in tree["groups"] for s in g["sections"] for f in s["figures"]),
+    ]
     return [one for one in found if "spec" in one]
 
 
@@ -125,6 +141,21 @@ def _group(one: Group, chosen: int | None, several: bool) -> Tree:
     }
 
 
+def _tune(one: Tuned, name: str) -> Tree:
+    made = [figure(key, spec, finding=found) | {"id": f"{name}-{key}"} for key, (spec, found) in one.figures().items()]
+    recommended = one.tune.recommendation
+    return {
+        "id": name,
+        "label": f"Tune of {one.tune.name}",
+        "metric": one.tune.metric,
+        "state": one.tune.state,
+        "recommended": recommended.text if recommended else "",
+        "paragraph": one.tune.paragraph,
+        "figures": made,
+        "trials": one.table(),
+    }
+
+
 def _prefixed(figures: Iterable[Tree], prefix: str) -> list[Tree]:
     """The same figures with names that are unique among several experiments."""
     return [one | {"id": prefix + one["id"]} for one in figures]
@@ -185,7 +216,7 @@ def _cohorts(one: Group, taken: int | None) -> list[Tree]:
     runs = [run for run in one.first_seeds if any(history.rounds for history in run.histories)]
     if not runs:
         return []
-    first = next((run for n in (4, taken, *split) for run in runs if run.n == n), runs[0])
+    first = next((run for n in (4, taken, *split) for run in runs if run.n == n and n in split), runs[0])
     chosen, seed = first.n, str(first.experiment.seed)
     picks, shown = {"n": chosen, "seed": seed}, f", n = {chosen}, seed {seed}"
     plain = "; the dashed line is the run that was not partitioned" if 1 in numbers and split else ""

@@ -20,6 +20,7 @@ from cpfl.errors import RunFolderError
 from cpfl.report import style
 from cpfl.report.advice import check_limits
 from cpfl.report.content import Tree, all_figures, content
+from cpfl.report.tuned import split
 from cpfl.report.verdict import Limits
 from cpfl.runs import files
 from cpfl.runs.finding import find_runs
@@ -80,14 +81,14 @@ def report(
     limits = Limits(max_drop, max_hours, max_cpu_hours, max_gb)
     check_limits(limits)
     wanted = [expanded(Path(folder), "the folder") for folder in folders]
-    paths = runs_in(wanted)
+    tunes, paths = split(wanted, runs_in(wanted))
     where = expanded(Path(out), "out") if out is not None else wanted[0]
     with files.explained(where):
         (where / FIGURES).mkdir(parents=True, exist_ok=True)
     style.check_open_files()
     with ThreadPoolExecutor(1) as other:
         other.submit(vega)  # while this thread reads the runs
-        tree = content(paths, limits)
+        tree = content(paths, limits, tunes)
         drawn = style.save_all({figure["id"]: figure["spec"] for figure in all_figures(tree)}, where / FIGURES)
     _remove_old(where, {path.name for path in drawn})
     page = where / "report.html"
