@@ -54,7 +54,7 @@ def test_the_page_and_every_figure(cpfl_command: Command, runs: Path) -> None:
     assert page.fetched == ["data:,"]  # an empty icon, and nothing else
     assert (runs / "report.html").stat().st_size < 5e6
     drawn = re.findall(r'<div class="picture" data-figure="([^"]+)"', (runs / "report.html").read_text())
-    assert len(drawn) == 9
+    assert len(drawn) == 12
     files = {file.name for file in (runs / "figures").iterdir()}
     assert files == {f"{name}.{suffix}" for name in drawn for suffix in ("svg", "pdf", "png")}
     for name in drawn:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 def rows_of(tree: dict[str, Any], name: str) -> list[dict[str, Any]]:
     spec = next(figure["spec"] for figure in all_figures(tree) if figure["id"] == name)
-    return [row for rows in spec["datasets"].values() for row in rows]
+    rows: list[dict[str, Any]] = spec["datasets"]["rows"]
+    return rows
 
 
 def done(runs: Path) -> dict[Path, int]:

@@ -171,7 +171,7 @@ def _figures(runs: Sequence[Followed], active: Sequence[Followed]) -> list[Tree]
     compared = {run.name: run.histories for run in runs[:COMPARED]}
     made = []
     if cohorts:
-        made.append(figure("live-curves", cohort_figures.losses(cohorts, "run", cohorts[0][0]["run"])))
+        made.append(figure("live-curves", cohort_figures.losses(cohorts, cohorts[0][0]["run"])))
     if active and len(compared) > 1:
         made.append(figure("live-runs", cohort_figures.side_by_side(compared)))
     return with_rows(made)

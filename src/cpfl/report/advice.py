@@ -10,7 +10,7 @@ from cpfl.report.candidates import Comparison, command, command_on, comparisons
 from cpfl.report.groups import Group, group
 from cpfl.report.reading import RunFacts, read_all
 from cpfl.report.sentences import Sentences, count, sentences
-from cpfl.report.verdict import USUAL, Choice, Limits, decide
+from cpfl.report.verdict import USUAL, Candidate, Choice, Limits, decide
 
 MANY = 8  # candidates, of which the best one looks better than it is
 FEW = 3  # seeds
@@ -42,7 +42,7 @@ class Advice:
     def group(self) -> Group | None:
         """The experiment of which one n, as it was run, is to be taken."""
         found = self.choice.chosen if self.choice else None
-        if found is None or self.comparison.candidates[found].early:
+        if found is None or not self.comparison.runs or self.comparison.candidates[found].early:
             return None
         run = self.comparison.runs[found][0]
         return next(one for one in self.comparison.groups if any(own is run for own in one.runs))
@@ -82,6 +82,13 @@ class Advice:
             "candidates": candidates,
         }
 
+    def explorer(self) -> dict[str, Any]:
+        """What the page's explorer needs: all scores, so that a reader can move the limits."""
+        own, limits = self.comparison, self.choice.limits if self.choice else USUAL
+        facts = zip(for_script(own.candidates), own.commands, own.settings, strict=True)
+        candidates = [one | {"command": line, "settings": settings} for one, line, settings in facts]
+        return {"label": own.label, **own.measure._asdict(), "limits": list(limits), "candidates": candidates}
+
 
 def advise_runs(paths: Iterable[Path], limits: Limits = USUAL) -> list[Advice]:
     """What to take of the runs in these run folders: one advice for every task; damaged folders are left out."""
@@ -100,6 +107,18 @@ def advise(comparison: Comparison, limits: Limits = USUAL) -> Advice:
     choice = decide(found, limits, measure.samples)
     words = sentences(choice, measure)
     return Advice(comparison, choice, words, _doubts(comparison, choice), _next(comparison, choice))
+
+
+def for_script(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
+    """Candidates as page/verdict.js takes them: seeds as texts, which may exceed a number of JavaScript."""
+    return [
+        {
+            **{key: getattr(one, key) for key in ("name", "n", "early", "distilled", "cut_off")},
+            "seeds": [str(seed) for seed in one.scores],
+            "scores": [list(score) for score in one.scores.values()],
+        }
+        for one in candidates
+    ]
 
 
 def check_limits(limits: Limits) -> None:
@@ -139,6 +158,8 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 def _next(comparison: Comparison, choice: Choice) -> str:
     """What would make the answer surer, or use it."""
     found, runs = comparison.candidates, comparison.runs
+    if not runs:
+        return "" if choice.chosen is None else comparison.commands[choice.chosen]
     if found[choice.reference].n != 1:
         seeds = sorted(found[choice.reference].scores)
         return _sweep(runs[choice.reference][0], [1], seeds)
@@ -154,12 +175,10 @@ def _next(comparison: Comparison, choice: Choice) -> str:
     if len(row.candidate.scores) < FEW or shown == choice.near or mixed:
         every = {one.n for one in found}
         numbers = sorted(every if shown == choice.reference else {1, row.candidate.n})
-        if len(comparison.groups) == 1 and not row.candidate.early:
+        if len(comparison.groups) == 1:
             return _sweep(runs[shown][0], numbers, [most + 1, most + 2, most + 3])
         return command("run", runs[shown][0], ("seed",), "--set", f"seed={most + 1}")
-    kind, value = comparison.early[shown]
-    again = {"quorum": ["--quorum", f"{value:g}"], "at": ["--at", f"{value:g}h"]}
-    return command_on("distill" if kind else "export", runs[shown][0], *again.get(kind, []))
+    return comparison.commands[shown] if row.candidate.early else command_on("export", runs[shown][0])
 
 
 def _others(comparison: Comparison) -> str:

@@ -173,6 +173,15 @@ class RunFacts:
         return lines
 
     @cached_property
+    def meetings(self) -> list[float]:
+        """The virtual hours at which the cohorts of a finished run met."""
+        path = self.folder.meetings()
+        lines = records.read_sealed(path, self.folder.identity) if self.summary else []
+        if not all(_finite(line.get("clock")) for line in lines):
+            raise DamagedError(f"{path} is damaged: a line is not that of a meeting")
+        return [line["clock"] / 3600 for line in lines]
+
+    @cached_property
     def students(self) -> list[Student]:
         """The run's own student, then later ones that differ only in when they were distilled."""
         if self.summary is None:

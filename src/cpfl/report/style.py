@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from cpfl.errors import CpflError, RunFolderError
 from cpfl.runs import files
 from cpfl.scratch import scratch_folder
 
-# Okabe and Ito's colours, safe for colour-blind readers; grey instead of black, which is invisible on a dark page.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8AE1E")
-BLUE, ORANGE, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[6]
+# Each at 3:1 or more against a white, a light and a dark page. One meaning: an n, or an experiment among several.
+PALETTE = ("#2A7AB8", "#C8590B", "#128064", "#B0529C", "#8A6A2E", "#5E6BD0", "#1F8794", "#7D7F14")
+GREY = "#707A86"  # all that is neither
 WIDTH, HEIGHT = 560, 300
 HANDLES = 32  # files that Vega may open
 PLAIN = ",.6~g"  # numbers on an axis: no powers of ten, no needless zeros; as in figures.toml
@@ -32,7 +32,14 @@ CONFIG: Spec = FIGURES["config"] | {"view": {"stroke": None}}  # TOML knows no n
 SHARED: Spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.4.1.json", "config": CONFIG}
 
 
-def chart(description: str, *layers: Spec, height: int = HEIGHT, params: Sequence[Spec] = (), **rows: Rows) -> Spec:
+def chart(
+    description: str,
+    *layers: Spec,
+    height: int = HEIGHT,
+    params: Sequence[Spec] = (),
+    picks: Mapping[str, Any] | None = None,
+    **rows: Rows,
+) -> Spec:
     """The specification of a figure, for the page and for files alike.
 
     Parameters
@@ -40,13 +47,16 @@ def chart(description: str, *layers: Spec, height: int = HEIGHT, params: Sequenc
     layers
         From `mark`, drawn one above the other.
     params
-        Values that a reader can choose on the page.
+        Values that a reader can choose below the figure.
+    picks
+        What is drawn of several, such as an n and a seed: the page has one selector for all figures.
     rows
         The data by name; the first belong to every layer that names no other.
     """
     view = layers[0] if len(layers) == 1 else {"layer": list(layers)}
     size = {"width": WIDTH, "height": height, "description": description, "data": {"name": next(iter(rows))}}
-    return SHARED | view | size | ({"params": list(params)} if params else {}) | datasets(**rows)
+    every = [*params, *({"name": f"which_{key}", "value": value} for key, value in (picks or {}).items())]
+    return SHARED | view | size | ({"params": every} if every else {}) | datasets(**rows)
 
 
 def datasets(**rows: Rows) -> Spec:
@@ -91,9 +101,10 @@ def channels(figure: str, metric: str = ACCURACY) -> tuple[Spec, Spec]:
     return axes, {"tooltip": tips(**known.get("tips", {}))}
 
 
-def colour_n(numbers: Sequence[int]) -> Spec:
-    """One colour for every n, the same in all figures of an experiment."""
-    return field("n:O", title="n", scale=scale(numbers, PALETTE))
+def colour_n(numbers: Sequence[int], shown: Iterable[int] | None = None) -> Spec:
+    """One colour for every n, the same in all figures of an experiment; the legend has those that are `shown`."""
+    values = sorted(set(numbers if shown is None else shown))
+    return field("n:O", title="n", scale=scale(numbers, PALETTE), legend={"values": values, "symbolOpacity": 1})
 
 
 def colour_of(name: str, values: Sequence[str], colours: Sequence[str] = PALETTE) -> Spec:

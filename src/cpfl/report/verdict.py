@@ -114,7 +114,7 @@ def decide(candidates: Sequence[Candidate], limits: Limits, samples: int = 0) ->
     faster = GAIN * (1.0 if chosen is None else rows[chosen].speed) - EXACT
     missing = [i for i, row in enumerate(rows) if row.fails == ["accuracy"] and row.speed >= faster]
     near = best(rows, [i for i in missing if rows[i].drop - limits.max_drop <= band + EXACT])
-    distilling = [i for i in missing if _lost_by_distilling(rows[i], limits, band)]
+    distilling = [i for i in missing if _lost_by_distilling(rows[i], limits)]
     lost = best(rows, distilling) if near is None else None
     return Choice(rows, reference, chosen, near, lost, missing, limits, band)
 
@@ -165,9 +165,9 @@ def best(rows: Sequence[Row], among: Sequence[int]) -> int | None:
     return min(tied, key=lambda i: (round(rows[i].drop, 6), -round(typical(rows[i].savings), 6), i))
 
 
-def _lost_by_distilling(row: Row, limits: Limits, band: float) -> bool:
-    distilled = row.candidate.distilled and row.candidate.n > 1
-    return distilled and row.ensemble_drop <= limits.max_drop + EXACT and row.drop - row.ensemble_drop > band
+def _lost_by_distilling(row: Row, limits: Limits) -> bool:
+    """Whether the ensemble is within the limit and the student is not."""
+    return row.candidate.distilled and row.candidate.n > 1 and row.ensemble_drop <= limits.max_drop + EXACT
 
 
 def _average(scores: Sequence[Score]) -> Score:

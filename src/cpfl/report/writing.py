@@ -19,12 +19,14 @@ from cpfl.errors import RunFolderError
 from cpfl.report import style
 from cpfl.report.advice import check_limits
 from cpfl.report.content import Tree, all_figures, content
+from cpfl.report.tuned import split
 from cpfl.report.verdict import Limits
 from cpfl.runs import files
 from cpfl.runs.finding import find_runs
 from cpfl.user_files import expanded
 
 FIGURES = "figures"
+SCRIPTS = ("verdict", "copying", "explorer", "compare", "page")  # in page/, each uses those before it
 # For a second process: Vega's script takes more than a second to make, and the engine that makes it stays in memory.
 VEGA = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
 DRAWN = re.compile(r'<div class="picture" data-figure="([\w.-]+)"')  # in a page: the names of its figures
@@ -79,14 +81,14 @@ def report(
     check_limits(limits)
     style.converter()  # first: where it is missing, nothing is written
     wanted = [expanded(Path(folder), "the folder") for folder in folders]
-    paths = runs_in(wanted)
+    tunes, paths = split(wanted, runs_in(wanted))
     where = expanded(Path(out), "out") if out is not None else wanted[0]
     with files.explained(where):
         (where / FIGURES).mkdir(parents=True, exist_ok=True)
     style.check_open_files()
     with ThreadPoolExecutor(1) as other:
         other.submit(vega)  # while this thread reads the runs
-        tree = content(paths, limits)
+        tree = content(paths, limits, tunes)
         drawn = style.save_all({figure["id"]: figure["spec"] for figure in all_figures(tree)}, where / FIGURES)
     _remove_old(where, {path.name for path in drawn})
     page = where / "report.html"
@@ -122,10 +124,11 @@ def render(tree: Tree, *, refresh: str = "", folder: str = "") -> str:
     folder
         The folder of the figures, to link them.
     """
-    scripts = [vega(), _pages.joinpath("page.js").read_text(encoding="utf-8")]
+    scripts = [vega(), *(_pages.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)]
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     update = fresh(tree, folder)
-    figures = json.dumps(update["figures"], allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    drawn = {key: update[key] for key in ("figures", "explorers")}
+    figures = json.dumps(drawn, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return _templates.get_template("page.html").render(
         tree=tree,
         body=update["body"],
@@ -148,4 +151,4 @@ def fresh(tree: Tree, folder: str = "") -> dict[str, Any]:
         for figure in all_figures(tree)
     }
     body = _templates.get_template("body.html").render(tree=tree, files=folder, formats=list(style.CONVERT))
-    return {"body": body, "figures": figures}
+    return {"body": body, "figures": figures, "explorers": tree["explorers"]}
