@@ -113,7 +113,7 @@ class Run:
         facts = read(self.path)
         cohorts = [({"run": self.path.name, "cohort": i}, history) for i, history in enumerate(facts.histories)]
         title = f"{facts.experiment.name}: validation loss of {facts.n} cohort{'s' * (facts.n > 1)}"
-        return Picture(losses(cohorts, "run", self.path.name) | {"title": title})
+        return Picture(losses(cohorts, self.path.name) | {"title": title})
 
     def _lines(self) -> list[tuple[str, str]]:
         """The outcome in words, or why there is none."""
