@@ -25,6 +25,7 @@ ELSEWHERE = {
     "run in tests/docs/test_notebook.py where pandas is installed": ROOT / "tests/docs/test_notebook.py",
     "run in tests/deploy/test_commands.py": ROOT / "tests/deploy/test_commands.py",
     "as in deploy.md, whose commands tests/deploy/test_commands.py runs": find("deploy.md"),
+    "as in choose-n.md, which has fleet.toml": find("choose-n.md"),
 }
 
 GENERATED = {"commands.md", "python.md"}  # pages that make docs adds
