@@ -126,7 +126,7 @@ def test_a_missing_set_without_a_network(
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
-    answer = cpfl_command("run", "cifar10", "--data", tmp_path, "--out", "run")
+    answer = cpfl_command("run", "cifar10", "--download", "--data", tmp_path, "--out", "run")
     assert answer.code == 2
     assert "cifar-10-binary.tar.gz" in answer.err
     assert "put it at" in answer.err
