@@ -46,7 +46,7 @@ def main() -> None:
     chosen = best(measured)
     shown = front.get("show", front["hours"])
     parts = [table(chosen, hour) for hour in shown] + [verdict(chosen, hour) for hour in shown]
-    text = "\n\n".join(parts)
+    text = "\n\n".join(part for part in parts if part)
     print(f"\n{text}")
     if words.out is not None:
         words.out.mkdir(parents=True, exist_ok=True)
@@ -62,6 +62,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, required=True, help="the folder of all run folders")
     parser.add_argument("--out", type=Path, help="the folder of values, tables and the picture")
     parser.add_argument("--rows", nargs="*", metavar="NAME", help="only these rows")
+    parser.add_argument("--seeds", nargs="*", type=int, metavar="SEED", help="instead of the file's")
     parser.add_argument("--data", type=Path, help="the folder of data sets")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--device", default="auto")
@@ -79,7 +80,7 @@ def measure(front: Row, name: str, words: argparse.Namespace) -> list[Row]:
     common = {"stopping.rule": "budget", "stopping.max_hours": max(hours), "snapshots": f"{hours[0]:g}h"}
     runs = cpfl.sweep(
         front["experiment"],
-        seeds=front["seeds"],
+        seeds=words.seeds or front["seeds"],
         over=tune,
         out=folder,
         jobs=words.jobs,
@@ -101,7 +102,7 @@ def measure(front: Row, name: str, words: argparse.Namespace) -> list[Row]:
 def over_time(path: Path, hours: Sequence[float], words: argparse.Namespace) -> list[Row]:
     """A run's global model at every hour: accuracy on test and validation samples, and what it had cost by then."""
     kept = path / "front.json"
-    found: list[Row] = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else []
+    found: list[Row] = json.loads(kept.read_text(encoding="utf-8"))["values"] if kept.is_file() else []
     missing = [hour for hour in hours if hour not in [value["hours"] for value in found]]
     folder = RunFolder.open(path)
     experiment, device = folder.experiment(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -118,7 +119,8 @@ def over_time(path: Path, hours: Sequence[float], words: argparse.Namespace) -> 
         costs = {key: teachers.costs[key] for key in COSTS}
         accuracies = {"accuracy": outcome.accuracies["student_accuracy"], "validation": validation(outcome)}
         found.append({"hours": hour, **accuracies, **costs, "rounds": teachers.costs["rounds"]})
-    files.write_json(kept, found) if missing else None
+    if missing:
+        files.write_json(kept, {"values": found})
     return [value for value in found if value["hours"] in hours]
 
 
@@ -141,34 +143,32 @@ def best(measured: Iterable[Row]) -> list[Row]:
 def table(chosen: Sequence[Row], hour: float) -> str:
     """The rows at one hour: mean ± sample standard deviation over seeds, and every seed's difference."""
     at = by_row([value for value in chosen if value["hours"] == hour])
-    base = strongest(at.values(), cohorts=False)[0]["row"]
-    bases = {value["seed"]: value["accuracy"] for value in at[base]}
+    base = strongest(at.values(), cohorts=False)
+    bases = {value["seed"]: value["accuracy"] for value in base}
     heads = ["", "chosen", "accuracy %", *(head for head, _ in COSTS.values()), "seed by seed, against the best n = 1"]
     body = [heads]
     for name, some in at.items():
         settings = ", ".join(f"{key.split('.')[-1]} {value}" for key, value in some[0]["tuned"].items())
         costs = [f"{mean(some, key):,.{digits}f}" for key, (_, digits) in COSTS.items()]
-        against = (
-            "(the best n = 1)"
-            if name == base
-            else "  ".join(f"{one['accuracy'] - bases[one['seed']]:+.1f}" for one in some)
-        )
+        gains = [f"{one['accuracy'] - bases[one['seed']]:+.1f}" for one in some if one["seed"] in bases]
+        against = "(the best n = 1)" if some == base else "  ".join(gains)
         body.append([name, settings, cell(some), *costs, against])
     widths = [max(len(line[i]) for line in body) for i in range(len(heads))]
     padded = [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in body]
     padded.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        [f"After {hour:g} virtual hour{'' if hour == 1 else 's'}:\n", *(f"| {' | '.join(line)} |" for line in padded)]
-    )
+    title = f"After {hour:g} virtual hour{'' if hour == 1 else 's'}:\n"
+    return "\n".join([title, *(f"| {' | '.join(line)} |" for line in padded)])
 
 
 def verdict(chosen: Sequence[Row], hour: float) -> str:
     """One sentence: is the best row with cohorts better than the best one without, beyond the spread over seeds?
 
-    Both are chosen by validation accuracy.
+    Both are chosen by validation accuracy. Empty: one of them is missing, or there is a single seed.
     """
     rows = by_row([value for value in chosen if value["hours"] == hour]).values()
     plain, ours = (strongest(rows, cohorts) for cohorts in (False, True))
+    if min(len(plain), len(ours)) < 2:
+        return ""
     gains = [a["accuracy"] - b["accuracy"] for a, b in zip(ours, plain, strict=True)]
     gain, spread = statistics.fmean(gains), statistics.stdev(gains)
     clear = abs(gain) > spread and len({one > 0 for one in gains}) == 1
@@ -180,29 +180,28 @@ def verdict(chosen: Sequence[Row], hour: float) -> str:
 
 
 def strongest(rows: Iterable[list[Row]], cohorts: bool) -> list[Row]:
-    """The row with several cohorts, or with one, that validates best."""
-    return max(
-        (some for some in rows if (some[0]["cohorts"] > 1) is cohorts), key=lambda some: mean(some, "validation")
-    )
+    """The row with several cohorts, or with one, that validates best; empty: there is none."""
+    able = [some for some in rows if (some[0]["cohorts"] > 1) is cohorts]
+    return max(able, key=lambda some: mean(some, "validation"), default=[])
 
 
 def picture(front: Row, chosen: Sequence[Row]) -> style.Spec:
     """Accuracy against hours, a line for every row and a band from the lowest to the highest seed."""
     rows = []
-    for (name, hour), some in {(v["row"], v["hours"]): [] for v in chosen}.items():
-        some = [v["accuracy"] for v in chosen if (v["row"], v["hours"]) == (name, hour)]
-        rows.append({"row": name, "hours": hour, "mean": statistics.fmean(some), "low": min(some), "high": max(some)})
-    names = list(dict.fromkeys(row["row"] for row in rows))
-    base = {
-        "x": style.field("hours:Q", title="virtual hours"),
-        "color": style.colour_of("row", names),
-    }
+    for hour in front["hours"]:
+        for name, values in by_row([value for value in chosen if value["hours"] == hour]).items():
+            some = [value["accuracy"] for value in values]
+            own = {"mean": statistics.fmean(some), "low": min(some), "high": max(some)}
+            rows.append({"row": name, "hours": hour} | own)
+    last = sorted((row for row in rows if row["hours"] == max(front["hours"])), key=lambda row: -row["mean"])
+    names = [row["row"] for row in last]  # the best one first
+    base = {"x": style.field("hours:Q", title="virtual hours"), "color": style.colour_of("row", names)}
     y = style.field("mean:Q", title="test accuracy, %", scale={"zero": False})
     band = {"y": style.field("low:Q", title="test accuracy, %", scale={"zero": False}), "y2": {"field": "high"}}
     spec = style.chart(
         "Accuracy against virtual hours by row",
         style.mark("line", base | {"y": y}, strokeWidth=2.5, point=True),
-        style.mark("area", base | band, opacity=0.12),
+        style.mark("area", base | band, opacity=0.08),
         rows=rows,
     )
     return spec | {"title": front["title"]}
@@ -211,9 +210,9 @@ def picture(front: Row, chosen: Sequence[Row]) -> style.Spec:
 def by_row(values: Iterable[Row]) -> dict[str, list[Row]]:
     """Values by row, seeds in order."""
     found: dict[str, list[Row]] = {}
-    for value in sorted(values, key=lambda one: one["seed"]):
+    for value in values:
         found.setdefault(value["row"], []).append(value)
-    return found
+    return {name: sorted(some, key=lambda one: one["seed"]) for name, some in found.items()}
 
 
 def mean(some: Iterable[Row], key: str) -> float:
