@@ -1,4 +1,4 @@
-# make demo   the paper's method in a minute, on data that ships with the dependencies
+# make demo   seven ways to train one small fleet, compared, in a minute; the data ship with the dependencies
 # make test   all tests
 # make fuzz   random settings, damaged files and kills, for MINUTES=30
 # make docs   the documentation as a site, in site/
@@ -13,8 +13,7 @@ MINUTES ?= 30
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
-	$(BIN)/cpfl sweep digits --cohorts 1,2,4,8 --seeds 90,91,92 --engine lanes --jobs 2 --out runs/demo
-	$(BIN)/cpfl report runs/demo
+	$(BIN)/python benchmarks/front.py benchmarks/front/demo.toml --engine lanes --runs runs/demo --out runs/demo
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # tests/conftest.py has the order
