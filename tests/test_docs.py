@@ -23,6 +23,7 @@ ELSEWHERE = {
     "run in tests/cluster/test_equal.py where Ray is installed": ROOT / "tests/cluster/test_equal.py",
     "run in tests/data/test_frames.py where pandas is installed": ROOT / "tests/data/test_frames.py",
     "run in tests/deploy/test_commands.py": ROOT / "tests/deploy/test_commands.py",
+    "run in tests/tune/test_commands.py": ROOT / "tests/tune/test_commands.py",
 }
 
 # More settings for commands that train; the rounds last longer than an hour, the latest moment that a page asks for.
