@@ -26,6 +26,7 @@ ELSEWHERE = {
     "run in tests/deploy/test_commands.py": ROOT / "tests/deploy/test_commands.py",
     "as in deploy.md, whose commands tests/deploy/test_commands.py runs": find("deploy.md"),
     "as in choose-n.md, which has fleet.toml": find("choose-n.md"),
+    "run in tests/tune/test_commands.py": ROOT / "tests/tune/test_commands.py",
 }
 
 GENERATED = {"commands.md", "python.md"}  # pages that make docs adds

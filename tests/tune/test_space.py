@@ -52,6 +52,12 @@ def test_one_cohort_is_always_searched() -> None:
         changed_space(BASE, [], {"cohorts": [4, 99]}, [])
 
 
+def test_other_values_have_an_effect_where_the_default_ones_have() -> None:
+    space = [Dimension("assignment.rule", ("random",), when="cohorts != 1")]
+    (found,) = changed_space(BASE, space, {"assignment.rule": ["speed"]}, [])
+    assert found == Dimension("assignment.rule", ("speed",), when="cohorts != 1")
+
+
 def test_what_is_fixed_is_not_searched() -> None:
     space = [Dimension("cohorts", (1, 2)), Dimension("federation.participation", (0.5, 1.0))]
     assert [one.key for one in changed_space(BASE, space, {}, ["federation.participation"])] == ["cohorts"]

@@ -222,13 +222,15 @@ def test_the_simpler_settings_are_recommended_where_they_are_as_good(single: flo
 def test_fresh_seeds_may_contradict() -> None:
     trials = {0: Trial(0, {"cohorts": 1}, state="complete"), 5: Trial(5, {"cohorts": 4}, state="complete")}
     both = [entry(0, 60.0), entry(5, 70.0)]
-    costs = {"hours": 1.0, "cpu_hours": 2.0, "traffic_gb": 3.0}
+    costs = {"hours": 1.0, "cpu_hours": 2.0, "traffic_gb": 3.0, "allowed": True}
     tests = [
         {"who": "recommended", "trial": 5, "seeds": [1, 2], "mean": 50.0, "std": 1.0, **costs},
         {"who": "FedAvg", "trial": 0, "seeds": [1, 2], "mean": 60.0, "std": 1.0, **costs},
     ]
     text = finalists.paragraph(both[1], both, trials, Goal(hours=2), tests, "accuracy")
     assert "contradict the recommendation: consider FedAvg" in text
+    tests[1]["allowed"] = False  # it contradicts what is fixed
+    assert "FedAvg" not in finalists.paragraph(both[1], both, trials, Goal(hours=2), tests, "accuracy")
 
 
 def test_the_journal_is_optunas(found: cpfl.TuneResult) -> None:

@@ -133,7 +133,7 @@ def _tested(tests: Sequence[Mapping[str, Any]], metric: str) -> str:
     if own is None:
         return ""
     text = f"On test samples, over {len(own['seeds'])} fresh seeds: {own['mean']:.1f} ± {own['std']:.1f} %"
-    rivals = [one for who, one in known.items() if who != "recommended" and one["trial"] != own["trial"]]
+    rivals = [one for who, one in known.items() if one["allowed"] and one["trial"] != own["trial"]]
     if not rivals:
         return f"{text} {metric}."
     best = max(rivals, key=lambda one: one["mean"])
@@ -146,9 +146,11 @@ def _tested(tests: Sequence[Mapping[str, Any]], metric: str) -> str:
     return text
 
 
-def tested(who: str, trial: int, seeds: Sequence[int], paths: Sequence[Path], errors: Sequence[str]) -> dict[str, Any]:
-    """An entry of `tests`: the test accuracy of finished runs."""
-    entry = {"who": who, "trial": trial, "seeds": list(seeds), "cost_of_target": None, "error": "; ".join(errors)}
+def tested(
+    who: str, trial: int, allowed: bool, seeds: Sequence[int], paths: Sequence[Path], errors: Sequence[str]
+) -> dict[str, Any]:
+    """An entry of `tests`: the test accuracy of finished runs. What is not `allowed` contradicts a fixed setting."""
+    entry = {"who": who, "trial": trial, "allowed": allowed, "seeds": list(seeds), "error": "; ".join(errors)}
     costs = {"hours": "hours", "cpu_hours": "cpu_hours", "traffic_gb": "comm_gb"}
     if errors:
         return {**entry, "accuracy": [], "mean": None, "std": None, **dict.fromkeys(costs)}

@@ -3,7 +3,7 @@
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,6 +140,9 @@ def changed_space(base: Experiment, space: Space, search: Mapping[str, Any], fix
     low..high:log.
     """
     own = {key: dimension(key, value) for key, value in search.items()}
+    for one in space:  # values in place of the default ones have an effect where those have
+        if one.key in own and not own[one.key].when:
+            own[one.key] = replace(own[one.key], when=one.when)
     for key in fixed:
         if key in own:
             raise SettingError(f"{key} is given twice: with one value, and in search")

@@ -4,6 +4,7 @@ A batch is asked for, trained side by side and told to the search; then tune.jso
 repeats at most what its open runs had not written, and proposes what it would have proposed.
 """
 
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots
 from cpfl.settings import GIVEN, Experiment, effects, experiment_file
 from cpfl.sweep.callback import SweepCallback
+from cpfl.sweep.grid import value_of
 from cpfl.sweep.runner import PYTHON_ARGUMENTS, MakeRuns, machines
 from cpfl.task.given import client_settings, with_clients
 from cpfl.task.loading import absolute, check_public, given_arrays, load_task
@@ -87,6 +89,8 @@ def tune(
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or not (name != "seeds") <= value <= MOST:
             raise SettingError(f"{name} = {quoted(value)} is not allowed: {int(name != 'seeds')} to {MOST:,}")
+    if importlib.util.find_spec("optuna") is None:
+        raise SettingError("a tune needs Optuna, which is not installed: pip install 'cpfl[tune]'")
     callback = callback or SweepCallback()
     base = _base(experiment, settings or {}, common)
     folder = expanded(Path(out), "out") if out is not None else api.RUNS / f"{api.new_name(base)}-tune"
@@ -264,7 +268,13 @@ class Tuner:
             self.search.tell(trial.number, trial.curve, trial.state == "pruned", failed)
 
     def _curves(self) -> list[Curve]:
-        return [t.curve for t in self.outcome.trials.values() if t.state in ("complete", "pruned")]
+        return [t.curve for t in self._candidates() if t.state in ("complete", "pruned")]
+
+    def _candidates(self) -> list[Trial]:
+        """Trials that keep to what is fixed; a reference need not, and then is only shown."""
+        fixed = {key: value_of(self.base.model_dump(mode="json"), key) for key in self.request["fixed"]}
+        trials = self.outcome.trials.values()
+        return [one for one in trials if all(fixed.get(key, value) == value for key, value in one.settings.items())]
 
     # Finalists, recommendation, tests.
 
@@ -272,7 +282,7 @@ class Tuner:
         """Make the final models of the best trials, and recommend one."""
         trials = self.outcome.trials
         found = []
-        for trial in finalists.choose(list(trials.values()), self.goal):
+        for trial in finalists.choose(self._candidates(), self.goal):
             experiment = self.planner.experiment(trial.settings)
             found.append(finalists.finish(trial, self.folder, self.goal, experiment, self._common))
             one = found[-1]
@@ -280,7 +290,7 @@ class Tuner:
             self._callback.on_message(f"finalist {trial.number}: {one['result']} {score}")
         made = [one for one in found if one["accuracy"] is not None]
         if not made:
-            self._write(state="finished", finalists=found, paragraph=_nothing(self.goal, list(trials.values())))
+            self._write(state="finished", finalists=found, paragraph=_nothing(self.goal, self._candidates()))
             return
         chosen = finalists.recommend(found, trials, self.goal)
         found.sort(key=lambda one: (one["accuracy"] is None, -(one["accuracy"] or 0)))
@@ -329,10 +339,10 @@ class Tuner:
         left = {path: one for path, one in work.items() if not (path / "summary.json").is_file()}
         if left:
             self._make_runs(left, self._common, self._callback, end)
-        tests = []
+        tests, allowed = [], {trial.number for trial in self._candidates()}
         for who, number, _ in entries if seeds else ():
             failed = [errors[path] for path in paths[who] if path in errors]
-            tests.append(finalists.tested(who, number, seeds, paths[who], failed))
+            tests.append(finalists.tested(who, number, number in allowed, seeds, paths[who], failed))
         found = self.outcome.finalists
         chosen = next(one for one in found if one["trial"] == own["trial"])
         text = finalists.paragraph(chosen, found, self.outcome.trials, self.goal, tests, self.outcome.metric)
