@@ -2,8 +2,8 @@
 
 Assign    M clients are split into n cohorts.
 Train     Every cohort runs its own federated learning, in parallel and with no barrier, until its stopping rule fires.
-          (If they are to meet, they wait every so many hours or rounds, and continue from their merged model. Under
-          the rule joint they wait for evaluations.)
+          (If they are to meet, they wait every so many hours or rounds, and continue from their merged model, or each
+          meets a global model when it is ready. Under the rule joint they wait for evaluations.)
 Distill   The cohort models θ_i become teachers. For a public, unlabelled sample x the teachers' logits z_i = f(x; θ_i)
           are aggregated with the weights p_i: z̃ = Σ_i p_i ⊙ z_i. A student θ_s minimises ‖f(x; θ_s) − z̃‖₁ (or another
           loss). With n = 1 there is nothing to distill: the cohort model is the result. (Or the mean of the cohort
