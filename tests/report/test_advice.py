@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import reseal
 
+import cpfl
 from cpfl.errors import SettingError
 from cpfl.report.advice import Advice, advise_runs, check_limits
 from cpfl.report.candidates import comparisons
@@ -245,19 +246,41 @@ def test_doubts_are_listed(made: Path, runs: Path, change: Callable[..., None]) 
 
 def test_runs_with_other_settings_are_candidates_of_one_comparison(runs: Path) -> None:
     """Another stopping rule is another candidate; other data are another task."""
-    _edit(runs / "n4-seed90", "window = 2", "window = 3")
+    shutil.copytree(runs / "n4-seed90", runs / "other")
+    _edit(runs / "other", "window = 2", "window = 3")
     advice = only(runs)
-    names = [one.name for one in advice.comparison.candidates]
-    assert names == ["n = 1", "n = 2", "n = 4", "n = 4, stopping.window = 3"]
-    _edit(runs / "n4-seed90", "alpha = 0.5", "alpha = 0.2")
+    found = advice.comparison.candidates
+    assert [one.name for one in found] == ["n = 1", "n = 2", "n = 4", "n = 4, stopping.window = 3"]
+    assert found[3].scores == {90: found[2].scores[90]}  # as good, and still another candidate
+    assert [one.get("stopping.window") for one in advice.comparison.settings] == ["2", "2", "2", "3"]
+    _edit(runs / "other", "alpha = 0.5", "alpha = 0.2")
     assert len(advise_runs(find_runs(runs))) == 2
+
+
+def test_a_quorum_that_is_another_ones_is_no_candidate(runs: Path) -> None:
+    """Of two cohorts a quorum of 25 % is one of 50 %."""
+    for seed in (90, 91):
+        for quorum in (0.25, 0.5):
+            cpfl.distill(runs / f"n2-seed{seed}", quorum=quorum)
+    cpfl.distill(runs / "n4-seed90", quorum=0.5)  # one seed of two
+    names = [one.name for one in only(runs).comparison.candidates]
+    assert names == ["n = 1", "n = 2", "n = 2, quorum 50 %", "n = 4"]
+    assert only(runs).comparison.commands[2] == shlex.join(["cpfl", "distill", f"{runs}/n2-seed90", "--quorum", "0.5"])
+
+
+def test_runs_that_have_names_are_called_by_them(runs: Path) -> None:
+    for seed in (90, 91):
+        _edit(runs / f"n4-seed{seed}", 'name = "digits"', 'name = "meeting"')
+        _edit(runs / f"n4-seed{seed}", "window = 2", "window = 3")
+    names = [one.name for one in only(runs).comparison.candidates]
+    assert names == ["n = 1, digits", "n = 2, digits", "n = 4, meeting"]
 
 
 def _edit(run: Path, old: str, new: str) -> None:
     path = run / "experiment.toml"
-    text = path.read_text()
+    text = f"\n{path.read_text()}"
     assert text.count(f"\n{old}\n") == 1
-    path.write_text(text.replace(f"\n{old}\n", f"\n{new}\n"))
+    path.write_text(text.replace(f"\n{old}\n", f"\n{new}\n")[1:])
     reseal(run)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from cpfl.runs.finding import find_runs
 
 pytestmark = IN_A_BROWSER
 __all__ = ["browser"]  # a fixture
+MARKED = """([selector, i]) => {
+    document.querySelector('[data-marked]')?.removeAttribute('data-marked');
+    document.querySelectorAll(selector)[i].dataset.marked = 'yes';
+}"""
 SLIDE = """([i, to]) => {
     const input = document.querySelectorAll('.sliders input')[i];
     input.value = to === null ? input.max : to;
@@ -28,6 +33,14 @@ SLIDE = """([i, to]) => {
 def reported(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report over the six runs."""
     return cpfl.report(made, out=tmp_path_factory.mktemp("explored")).page
+
+
+@pytest.fixture(scope="module")
+def reported_again(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same over runs that were distilled again."""
+    runs = Path(shutil.copytree(made, tmp_path_factory.mktemp("again") / "runs"))
+    cpfl.redistill(find_runs(runs))
+    return cpfl.report(runs).page
 
 
 def test_sliders_rewrite_the_sentence_as_python_would(browser: Any, reported: Path, made: Path) -> None:
@@ -114,3 +127,57 @@ def test_what_can_be_copied(browser: Any, reported: Path, summaries: dict[tuple[
             summary = summaries[int(row["n"]), int(row["seed"])]
             assert float(row["accuracy"]) == summary["student_accuracy"]
             assert float(row["hours"]) == summary["hours"]
+
+
+def test_the_deadline_is_dragged_in_the_figure(browser: Any, reported_again: Path) -> None:
+    with Visit(browser, reported_again.as_uri()) as visit:
+        page = visit.page
+        rule = "[data-figure=time-budget] .role-mark.mark-rule line"
+        before = page.locator(rule).count()
+        plot = page.locator("[data-figure=time-budget] svg")
+        plot.scroll_into_view_if_needed()
+        box = plot.bounding_box()
+        page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+        page.mouse.down()
+        page.wait_for_function(f"document.querySelectorAll('{rule}').length > {before}")
+        first = page.locator(".sliders b").nth(1).inner_text()
+        page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 0.5 * box["height"])
+        page.mouse.up()
+        second = page.locator(".sliders b").nth(1).inner_text()
+        assert first.endswith(" h")
+        assert second == "none" or float(second.split()[0]) > float(first.split()[0])
+        page.evaluate(SLIDE, [1, None])
+        page.wait_for_function(f"document.querySelectorAll('{rule}').length === {before}")
+        assert visit.complaints == []
+
+
+def test_two_candidates_side_by_side(
+    browser: Any, reported: Path, summaries: dict[tuple[int, int], dict[str, Any]]
+) -> None:
+    with Visit(browser, reported.as_uri()) as visit:
+        page = visit.page
+        page.locator("details.compare summary").click()
+        page.select_option(".pair label:nth-child(1) select", label="n = 2")
+        page.select_option(".pair label:nth-child(2) select", label="n = 4")
+        tables = page.locator("[data-compare] table")
+        assert tables.first.inner_text().split() == ["setting", "n", "=", "2", "n", "=", "4", "cohorts", "2", "4"]
+        apart = [summaries[4, seed]["hours"] - summaries[2, seed]["hours"] for seed in (90, 91)]
+        cells = page.locator("[data-compare] tr", has_text="CPU hours").first.locator(
+            "xpath=preceding-sibling::tr[1]/td"
+        )
+        for text, more in zip(cells.all_inner_texts(), apart, strict=False):
+            assert float(text.replace("−", "-")) == pytest.approx(more, abs=0.0051)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_marks_of_figures_have_contrast(browser: Any, reported_again: Path, scheme: str) -> None:
+    with Visit(browser, reported_again.as_uri(), 1280, scheme) as visit:
+        page = visit.page
+        for name in ("trade-off", "lost", "time-budget", "hours-against-n", "finish-times", "validation-loss"):
+            for kind in (".mark-line path", ".mark-symbol path", ".mark-rule line"):
+                selector = f"[data-figure={name}] .role-mark{kind}"
+                for i in range(page.locator(selector).count()):
+                    page.evaluate(MARKED, [selector, i])
+                    key = "stroke" if "symbol" not in kind else "fill"
+                    if page.eval_on_selector("[data-marked]", f"one => getComputedStyle(one).{key}") != "none":
+                        assert contrast(page, "[data-marked]", key) >= 3, (name, kind, i)

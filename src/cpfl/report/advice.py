@@ -175,7 +175,8 @@ def _next(comparison: Comparison, choice: Choice) -> str:
     if len(row.candidate.scores) < FEW or shown == choice.near or mixed:
         every = {one.n for one in found}
         numbers = sorted(every if shown == choice.reference else {1, row.candidate.n})
-        if len(comparison.groups) == 1:
+        pair = (runs[shown][0], runs[choice.reference][0])
+        if any(all(any(run is own for own in one.runs) for run in pair) for one in comparison.groups):
             return _sweep(runs[shown][0], numbers, [most + 1, most + 2, most + 3])
         return command("run", runs[shown][0], ("seed",), "--set", f"seed={most + 1}")
     return comparison.commands[shown] if row.candidate.early else command_on("export", runs[shown][0])

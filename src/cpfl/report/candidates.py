@@ -119,7 +119,7 @@ def _add(
         seed: Score(*(mean([getattr(s, key) for s in students]) for key in Score._fields))
         for seed, students in sorted(by_seed.items())
     }
-    if any(one.n == n and one.scores == scores for one in own.candidates):
+    if early[0] and any(one.n == n and one.scores == scores for one in own.candidates):
         return  # of two cohorts, a quorum of 25 % is one of 50 %
     runs = [run for run, _ in found]
     distilled = n > 1 and all((run.summary or {}).get("distill_seconds", 0) > 0 for run in runs)

@@ -54,7 +54,10 @@ def method(rows: Rows, numbers: Sequence[int], picks: Mapping[str, Any]) -> Spec
     end = {"x": {"datum": 3}, "y": {"datum": 0.5}, "text": {"value": "one model for all"}}
     layers = [
         mark("rule", line | colour | tooltip, shown, opacity=0.55, strokeCap="butt"),
-        mark("text", name, shown, only("datum.named"), align="left", dx=8, dy=-14, fontSize=11),
+        *(
+            mark("text", name, shown, only(f"datum.named && datum.y {side}"), align="left", dx=8, dy=dy, fontSize=11)
+            for side, dy in (("<= 0.5", -14), ("> 0.5", 14))  # the lines run towards the middle
+        ),
         mark("text", end, shown, only("datum.x == 2"), align="center", dy=26, fontSize=11, color=GREY),
     ]
     picked = {"n": picks["n"]}

@@ -180,6 +180,7 @@
   explorer.show(explorers);
   compare.show(explorers);
   selectors();
+  performance.mark("usable"); // sliders and selectors answer; the figures follow
   drawAll().then(() => {
     const address = document.body.dataset.refresh;
     if (address) poll(address, 2);
