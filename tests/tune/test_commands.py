@@ -1,4 +1,4 @@
-"""The commands, the file and the Python of docs/tune.md, with smaller runs."""
+"""The commands, the file and the Python of docs/how-to/tune.md, with smaller runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpfl.settings import Experiment, experiment_file
 from cpfl.tune.result import read
 from cpfl.tune.space import changed_space, read_space
 
-PAGE = ROOT / "docs" / "tune.md"
+PAGE = ROOT / "docs" / "how-to" / "tune.md"
 SHORTER = ["--trials", "3", "--points", "4", "--seeds", "0"]
 
 
