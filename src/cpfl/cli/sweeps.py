@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cpfl.cli import options
-from cpfl.errors import CpflError, SweepError, printable
+from cpfl.errors import CpflError, SweepError, failure, printable
 
 if TYPE_CHECKING:
     from cpfl.settings import Experiment
@@ -64,7 +64,6 @@ def run_sweep(
     import cpfl
     from cpfl.report import tables
     from cpfl.terminal import SweepView
-    from cpfl.terminal.views import sentence
 
     with SweepView(options.notes if as_json else options.console) as view:
         try:
@@ -84,7 +83,7 @@ def run_sweep(
             for rows in groups.values()
             for row in tables.by_cohorts(rows)
         ]
-        failed = [{"path": path, "error": sentence(error)} for path, error in view.failures]
+        failed = [{"path": path, "error": failure(error)} for path, error in view.failures]
         options.show_json({"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": folder})
     else:
         for group, rows in groups.items():
@@ -95,10 +94,10 @@ def run_sweep(
     if not as_json:
         options.say("\n".join([f"runs:    {folder}", *(f"picture: {picture}" for picture in pictures)]))
     if view.failures:
-        for path, failure in view.failures:
-            if not isinstance(failure, CpflError):  # a bug: the whole traceback
-                options.notify("".join(traceback.format_exception(failure)))
-            options.notify(f"cpfl: {path.name}: {sentence(failure)}")
+        for path, error in view.failures:
+            if not isinstance(error, CpflError):  # a bug: the whole traceback
+                options.notify("".join(traceback.format_exception(error)))
+            options.notify(f"cpfl: {path.name}: {failure(error)}")
         raise typer.Exit(1)
 
 

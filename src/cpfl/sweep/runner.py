@@ -20,6 +20,7 @@ from cpfl.settings import GIVEN, Experiment, experiment_file
 from cpfl.sweep.callback import SweepCallback
 from cpfl.sweep.grid import SweepGrid, default_folder, value_of
 from cpfl.sweep.local import run_here
+from cpfl.sweep.log import SweepLog
 from cpfl.sweep.processes import run_in_processes
 from cpfl.task.given import UNKNOWN, client_settings, with_clients
 from cpfl.task.loading import absolute, check_public, given_arrays, load_task
@@ -94,14 +95,15 @@ def sweep(
     common["cluster"] = resolve_cluster(common.get("cluster"), common.get("device", "auto"))
     finished = _check(grid, folder, common, callback.on_message)
     failed: dict[Path, Exception] = {}
+    log = SweepLog(folder, callback)
 
     def end(path: Path, error: Exception | None) -> None:
         if error is None:
-            callback.on_run(Run(path))
+            log.on_run(Run(path))
             on_run(Run(path))
         else:
             failed[path] = error
-            callback.on_failure(path, error)
+            log.on_failure(path, error)
 
     on_device = torch_device(common["cluster"].device, grid.engine)
     with contextlib.ExitStack() as stack:
@@ -115,7 +117,7 @@ def sweep(
             scheduler = ClusterScheduler(common["cluster"], folder, common.get("data"), workers)
         grid = grid.resolved(folder, scheduler.device if scheduler else on_device.type)
         grid.merged(folder).write(folder)
-        callback.on_start(grid, finished)
+        stack.enter_context(log).on_start(grid, finished)
         for name in finished:
             end(folder / name, None)
         on_gpu = grid.engine == "auto" and on_device.type != "cpu"
@@ -123,11 +125,11 @@ def sweep(
             common["workers"] = max(1, cores() // jobs)  # runs at the same time share the cores
         work = {folder / name: grid.experiment(name) for name in grid.runs if name not in finished}
         if scheduler is not None:
-            scheduler.run(work, common, callback, end)
+            scheduler.run(work, common, log, end)
         elif jobs > 1 and len(work) > 1:
-            run_in_processes(work, min(jobs, len(work)), common, callback, end)
+            run_in_processes(work, min(jobs, len(work)), common, log, end)
         else:
-            run_here(work, common, callback, end)
+            run_here(work, common, log, end)
     runs = [Run(folder / name) for name in grid.runs if folder / name not in failed]
     if failed:
         raise SweepError(len(grid.runs), runs, failed)

@@ -13,7 +13,7 @@ from rich.text import Text
 from cpfl.api import Run
 from cpfl.callbacks import Callback
 from cpfl.distillation.student import EpochRecord
-from cpfl.errors import CpflError, printable
+from cpfl.errors import failure, printable
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.settings import Experiment
 from cpfl.sweep import RunProgress, SweepCallback, SweepGrid
@@ -273,7 +273,7 @@ class SweepView(LiveView, SweepCallback):
         self.failures.append((path, error))
         ended = self._progress.pop(path.name, None)
         self._rounds += ended.rounds if ended else 0
-        self.on_message(f"{path.name} failed: {sentence(error)}")
+        self.on_message(f"{path.name} failed: {failure(error)}")
 
     def _facts(self) -> str:
         ended, active = self._finished + len(self.failures), self._progress.values()
@@ -297,9 +297,3 @@ class SweepView(LiveView, SweepCallback):
             state = f"distill epoch {progress.epoch}" if progress.epoch else training
             lines.append(f"  {progress.name}: {progress.rounds:,} rounds · {state}")
         return lines
-
-
-def sentence(error: Exception) -> str:
-    """A failure in one line; an error that is not the user's is named by its type."""
-    first = (str(error).splitlines() or [""])[0]
-    return first if isinstance(error, CpflError) else f"{type(error).__name__}: {first}"
