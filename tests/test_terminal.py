@@ -115,10 +115,10 @@ def test_a_fixed_number_of_rounds_is_predicted(clock: Clock, cohorts: int) -> No
         for session in sessions:
             clock.now += 0.5
             progress.add(session, close(session, 1.0))
-    least, most = progress.seconds_left() or (0, 0)
-    assert least == pytest.approx(40 * cohorts * 0.5)
-    assert most == pytest.approx(least)
-    assert time_left((least, most)).startswith("about ")
+    left = progress.seconds_left()
+    assert left is not None
+    assert left.amount == pytest.approx(40 * cohorts * 0.5)
+    assert time_left(left) == f"about {duration(20 * cohorts)} left"
 
 
 def test_a_cpu_budget_that_an_evaluation_has_set_is_the_one_that_counts(clock: Clock) -> None:
@@ -138,24 +138,40 @@ def test_a_cpu_budget_that_an_evaluation_has_set_is_the_one_that_counts(clock: C
     assert progress.rounds_left(first).most == 4
 
 
-def test_the_bounds_of_a_plateau_hold(clock: Clock) -> None:
-    """The bounds given at any time hold at the end, although cohorts stop at different rounds."""
+def test_before_a_cohort_stops_the_least_is_told(clock: Clock) -> None:
+    """What is told at any time holds at the end, although cohorts stop at different rounds."""
     experiment, sessions = federation(3, max_rounds=200, stopping={"patience": 10, "window": 1})
     progress = ProgressEstimate(experiment)
     progress.start(sessions)
-    bounds: list[tuple[float, float, float]] = []
+    told: list[tuple[float, float]] = []
     lowest = {0: 15, 1: 60, 2: 150}  # the round of each cohort's minimum
     while training := [session for session in sessions if not session.stopped]:
         for session in training:
             clock.now += 0.1  # one after the other: fewer cohorts go faster
             progress.add(session, close(session, 1 + abs(session.round - lowest[session.cohort]) / 100))
         if left := progress.seconds_left():
-            bounds.append((clock.now, *left))
-    assert len(bounds) > 50
-    for at, least, most in bounds:
+            assert not left.sure  # no cohort trained longer than these
+            assert time_left(left).startswith("at least ")
+            told.append((clock.now, left.amount))
+    assert len(told) > 50
+    for at, least in told:
         assert least <= clock.now - at + 0.5
-        assert most >= clock.now - at - 0.5
-    assert "at most" in time_left((bounds[0][1], bounds[0][2]))
+
+
+def test_a_cohort_is_expected_to_train_as_long_as_others(clock: Clock) -> None:
+    """One is resumed at its start, where another has stopped after 50 rounds."""
+    experiment, sessions = federation(2, max_rounds=200, stopping={"patience": 10, "window": 1})
+    while not sessions[0].stopped:
+        close(sessions[0], 1 + abs(sessions[0].round - 40) / 100)
+    progress = ProgressEstimate(experiment)
+    progress.start(sessions)
+    for _ in range(5):
+        clock.now += 0.1
+        progress.add(sessions[1], close(sessions[1], 1 - sessions[1].round / 100))
+    left = progress.seconds_left()
+    assert left is not None
+    assert left.sure
+    assert left.amount == pytest.approx(0.1 * (sessions[0].round - 5))
 
 
 def test_limits_in_hours_count(clock: Clock) -> None:

@@ -111,7 +111,11 @@ def render(tree: Tree, *, refresh: str = "", folder: str = "") -> str:
     folder
         The folder of the figures, to link them.
     """
-    scripts = [vega(), _pages.joinpath("page.js").read_text(encoding="utf-8")]
+    parts = ("page", "live") if refresh else ("page",)
+    scripts, styles = (
+        [_pages.joinpath(f"{part}.{kind}").read_text("utf-8") for part in parts] for kind in ("js", "css")
+    )
+    scripts = [vega(), *scripts]
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     update = fresh(tree, folder)
     figures = json.dumps(update["figures"], allow_nan=False, separators=(",", ":"), ensure_ascii=True)
@@ -120,7 +124,7 @@ def render(tree: Tree, *, refresh: str = "", folder: str = "") -> str:
         body=update["body"],
         figures=figures.replace("<", "\\u003c"),  # cannot end the script element it stands in
         refresh=refresh,
-        style=_pages.joinpath("page.css").read_text(encoding="utf-8"),
+        style="".join(styles),
         scripts=scripts,
         hashes=[f"sha256-{base64.b64encode(digest).decode()}" for digest in digests],  # a browser runs no other script
     )

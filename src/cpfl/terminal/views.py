@@ -17,7 +17,7 @@ from cpfl.errors import failure, printable
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.settings import Experiment
 from cpfl.sweep import RunProgress, SweepCallback, SweepGrid
-from cpfl.terminal.progress import LEVELS, PLAIN_LEVELS, Cohort, ProgressEstimate, duration, time_left
+from cpfl.terminal.progress import LEVELS, PLAIN_LEVELS, Cohort, Expected, ProgressEstimate, duration, time_left
 
 REFRESH = 2  # times a second
 AROUND = 6  # lines beside those of the cohorts
@@ -140,7 +140,7 @@ class RunView(LiveView, Callback):
         )
         epochs_left = self._epochs - record.epoch
         seconds = (time.monotonic() - self._distilling) / record.epoch * epochs_left
-        return f"{facts} · {time_left((seconds, seconds))}" if epochs_left else facts
+        return f"{facts} · {time_left(Expected(seconds, sure=True))}" if epochs_left else facts
 
     def _lines(self) -> Sequence[Text | str]:
         progress = self._progress
