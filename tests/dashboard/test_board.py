@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import cpfl
 from cpfl.dashboard import machine
 from cpfl.dashboard.dashboard import Dashboard
 from cpfl.dashboard.figures import Colours
+from cpfl.dashboard.follow import Followed
+from cpfl.dashboard.state import patience
 from cpfl.dashboard.sweeps import FollowedSweep
 from cpfl.errors import SweepError
 from cpfl.report import style
 from cpfl.runs import records
+from cpfl.settings import Experiment
 
 SMALL = {
     "clients": 8,
@@ -158,6 +162,15 @@ def test_a_damaged_log_is_named(line: dict[str, Any], sweep: Path) -> None:
     assert [board["title"] for board in dashboard._tree["live"]["boards"]] == ["Runs"]  # they are shown all the same
 
 
+def test_a_reason_cannot_act(sweep: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    failed = next(line["run"] for line in events(sweep) if line["event"] == "failed")
+    records.append(sweep / "log.jsonl", {"event": "failed", "time": 2e9, "run": failed, "reason": evil})
+    text = Dashboard(sweep).page().decode()
+    assert text.count("&lt;img src=x onerror=alert(1)&gt;") == 2  # in its tile and among the failures
+    assert evil not in text
+
+
 def test_many_runs_are_counted(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpfl.dashboard.board.TILES", 2)
     board = live(sweep)["boards"][0]
@@ -229,3 +242,26 @@ def test_gpus_are_those_of_nvidia_smi(
     assert machine.gpus() == gpus
     program.write_text("#!/bin/sh\nexit 9\n")
     assert machine.gpus() == {}
+
+
+def test_patience_is_what_the_rule_still_allows(made: Path) -> None:
+    """Of a real run after six rounds, as if its limits were others."""
+    followed = Followed(made / "n002-seed90-federation.lr-0.05", made)
+    followed.reload()
+    followed.read(1 << 20)
+    facts = followed.facts
+    for history in followed.histories:
+        history.stop, history.best_round = "", 4
+
+    def told(**settings: Any) -> list[str]:
+        changed = replace(facts, experiment=Experiment(clients=8, cohorts=2, **settings))
+        found = patience(changed, followed.histories)
+        return [chip["text"] for chip in found["chips"]]
+
+    assert told(stopping={"patience": 20}) == ["18 rounds"] * 2
+    assert told(stopping={"patience": 3}) == ["1 round"] * 2
+    assert told(stopping={"patience": 20}, max_rounds=10) == ["4 rounds, by a limit"] * 2
+    assert told(stopping={"rule": "joint", "eval_interval": 4}) == ["2 rounds"] * 2
+    assert told(stopping={"rule": "rounds", "rounds": 30}) == ["24 rounds"] * 2
+    followed.histories[0].stop = "plateau"
+    assert len(told(stopping={"patience": 20})) == 1

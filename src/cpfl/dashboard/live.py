@@ -67,7 +67,10 @@ def live(
         "boards": [board.tree for board in open_boards],
         "heads": list(dict.fromkeys(head for row in rows for head in row["cells"])),
         "runs": rows,
-        "patience": [patience(run) | {"colour": of_run[run.name]} for run in active if _trains(run, now)][:PATIENT],
+        "patience": [
+            patience(run.facts, run.histories) | {"name": run.name, "colour": of_run[run.name]}
+            for run in [run for run in active if _trains(run, now)][:PATIENT]
+        ],
         "stops": _stops(active, now),
         "pools": [found for run in active if (found := worker_pool(run.name, run.path, now))],
         "figures": live_figures(runs, active, of_run),

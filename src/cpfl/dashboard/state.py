@@ -1,5 +1,8 @@
 """What state a run and its cohorts are in, as numbers and in words."""
 
+import math
+from collections.abc import Sequence
+
 from cpfl.dashboard.follow import Followed
 from cpfl.report.content import Tree
 from cpfl.report.reading import CohortHistory, RunFacts
@@ -26,10 +29,10 @@ def clock(facts: RunFacts) -> str:
     return "real" if facts.about["engine"] == "flower" else "virtual"
 
 
-def patience(run: Followed) -> Tree:
+def patience(facts: RunFacts, histories: Sequence[CohortHistory]) -> Tree:
     """For every cohort that trains, the rounds until its stopping rule may end it; the nearest first."""
-    facts, chips = run.facts, []
-    for cohort, history in enumerate(run.histories):
+    chips = []
+    for cohort, history in enumerate(histories):
         if history.rounds and not history.stop:
             chips.append({"cohort": cohort, **_until(facts, history)})
     chips.sort(key=lambda chip: (chip["left"], chip["cohort"]))
@@ -38,17 +41,17 @@ def patience(run: Followed) -> Tree:
         "plateau": f"A cohort stops after {stopping.patience} rounds without a new minimum of its validation loss",
         "joint": f"All cohorts are evaluated every {stopping.eval_interval} rounds, and may stop then",
     }.get(rule, f"The stopping rule is {rule}")
-    return {"name": run.name, "rule": what, "chips": chips[:CHIPS], "more": max(0, len(chips) - CHIPS)}
+    return {"rule": what, "chips": chips[:CHIPS], "more": max(0, len(chips) - CHIPS)}
 
 
 def _until(facts: RunFacts, h: CohortHistory) -> Tree:
+    """How much of its patience a cohort has used, and the rounds that are left; a limit may come before."""
     stopping = facts.experiment.stopping
+    least, most = rounds_left(facts.experiment, h.rounds, h.clock, h.cpu_seconds, math.inf, h.best_round)
+    gone, whole = h.rounds, h.rounds + least
     if stopping.rule == "plateau":
         gone, whole = h.rounds - h.best_round, stopping.patience
     elif stopping.rule == "joint":
         gone, whole = h.rounds % stopping.eval_interval, stopping.eval_interval
-    else:
-        most = rounds_left(facts.experiment, h.rounds, h.clock, h.cpu_seconds, float("inf"), h.best_round).most
-        gone, whole = h.rounds, h.rounds + most
-    left = max(1, whole - gone)
-    return {"gone": gone, "whole": whole, "left": left, "text": f"{left:,} round{'s' if left != 1 else ''}"}
+    limit = ", by a limit" if least == most < whole - gone else ""
+    return {"gone": gone, "whole": whole, "left": least, "text": f"{least:,} round{'s' if least != 1 else ''}{limit}"}
