@@ -1,77 +1,23 @@
-"""A run and a sweep on the screen: drawn twice a second on a terminal, plain lines elsewhere."""
+"""A run on the screen: its cohorts with their loss curves, its progress, and the workers of a cluster."""
 
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
-from cpfl.api import Run
 from cpfl.callbacks import Callback
 from cpfl.distillation.student import EpochRecord
-from cpfl.errors import failure, printable
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.settings import Experiment
-from cpfl.sweep import RunProgress, SweepCallback, SweepGrid
+from cpfl.terminal.live_view import LiveView
 from cpfl.terminal.progress import LEVELS, PLAIN_LEVELS, Cohort, Expected, ProgressEstimate, duration, time_left
 
-REFRESH = 2  # times a second
 AROUND = 6  # lines beside those of the cohorts
 WORKERS = 6  # workers with a line of their own
 FEW = 8  # cohorts of a worker that are named
-
-
-class LiveView:
-    """A view that a `with` statement keeps on the screen. It draws at once, so call this last in a constructor."""
-
-    quiet_seconds = 10.0  # between plain lines, where there is no terminal
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._unicode = console.options.encoding.startswith("utf")
-        self._last_line = time.monotonic()
-        refresh: dict[str, Any] = {"refresh_per_second": REFRESH, "transient": True, "vertical_overflow": "crop"}
-        self._live = Live(console=console, get_renderable=self._draw, **refresh)
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def on_message(self, text: str) -> None:
-        """Print a line."""
-        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=not self._live.is_started)
-
-    def _draw(self) -> Text:
-        """All lines, truncated and not wrapped: a line too many would push the view up the screen."""
-        lines = [line if isinstance(line, Text) else Text(printable(line)) for line in self._lines()]
-        for line in lines:
-            line.truncate(self._console.width - 1)
-        return Text("\n").join(lines)
-
-    def _lines(self) -> Sequence[Text | str]:
-        raise NotImplementedError
-
-    def _line_due(self) -> bool:
-        """Whether it is time for another plain line; never while there is a live view."""
-        now = time.monotonic()
-        due = not self._live.is_started and now - self._last_line > self.quiet_seconds
-        if due:
-            self._last_line = now
-        return due
-
-    def _bar(self, share: float) -> str:
-        size = 24 if self._console.width >= 100 else 12
-        full = round(share * size)
-        done, open_ = ("━", "·") if self._unicode else ("#", ".")
-        return done * full + open_ * (size - full)
 
 
 class RunView(LiveView, Callback):
@@ -219,81 +165,3 @@ def first_cohorts(cohorts: Sequence[int]) -> str:
     """The first few by number, and how many more."""
     first = ", ".join(map(str, cohorts[:FEW]))
     return f"{first} and {len(cohorts) - FEW} more" if len(cohorts) > FEW else first or "none"
-
-
-class SweepView(LiveView, SweepCallback):
-    """Shows a sweep: one line for each run that ends, and a live line for all of them."""
-
-    quiet_seconds = 30.0
-
-    def __init__(self, console: Console) -> None:
-        self.grid: SweepGrid | None = None
-        self.failures: list[tuple[Path, Exception]] = []
-        self._total = self._before = 0  # runs of the sweep; those that were finished when it began
-        self._finished = 0  # runs, with those that were finished before
-        self._progress: dict[str, RunProgress] = {}  # of runs that train
-        self._rounds = 0  # of runs that have ended
-        self._began = time.monotonic()
-        super().__init__(console)
-
-    def on_start(self, grid: SweepGrid, finished: Sequence[str]) -> None:
-        """Count the runs."""
-        self.grid, self._total, self._before = grid, len(grid.runs), len(finished)
-        self._began = self._last_line = time.monotonic()
-        if finished:
-            self.on_message(f"{len(finished)} of {self._total} runs are finished already")
-
-    def on_progress(self, progress: RunProgress) -> None:
-        """Remember how far a run has come."""
-        self._progress[progress.name] = progress
-        self.on_wait()
-
-    def on_wait(self) -> None:
-        """Without a live view, print the progress from time to time."""
-        if self._line_due():
-            self.on_message(self._facts())
-
-    def on_run(self, run: Run) -> None:
-        """Print the outcome."""
-        summary = run.summary
-        self._finished += 1
-        self._progress.pop(run.path.name, None)
-        self._rounds += summary["rounds"]
-        words = [f"n = {summary['cohorts']}", f"seed {summary['seed']}"]
-        if self.grid is not None:
-            words += [f"{key} = {value}" for key, value in self.grid.varied(run.path.name).items()]
-        score = f"{summary.get('metric', 'accuracy')} {summary['student_accuracy']:.1f} %"
-        self.on_message(
-            f"{', '.join(words)}: {score}, {summary['hours']:.2f} h, "
-            f"{summary['cpu_hours']:.1f} CPU h  ({summary['wall_seconds']:.1f} s)"
-        )
-
-    def on_failure(self, path: Path, error: Exception) -> None:
-        """Print the error."""
-        self.failures.append((path, error))
-        ended = self._progress.pop(path.name, None)
-        self._rounds += ended.rounds if ended else 0
-        self.on_message(f"{path.name} failed: {failure(error)}")
-
-    def _facts(self) -> str:
-        ended, active = self._finished + len(self.failures), self._progress.values()
-        rounds = self._rounds + sum(progress.rounds for progress in active)
-        facts = f"{ended} of {self._total} runs ended · {rounds:,} rounds"
-        if self.failures:
-            facts += f" · {len(self.failures)} failed"
-        new = ended - self._before
-        if new > 0 and ended < self._total:
-            # Runs differ, n = 1 from n = 8 most of all: an estimate from the mean of those that have ended.
-            each = (time.monotonic() - self._began) / (new + 0.5 * len(active))
-            facts += f" · about {duration(each * (self._total - ended - 0.5 * len(active)))} left"
-        return facts
-
-    def _lines(self) -> Sequence[Text | str]:
-        if not self._total:
-            return ["preparing …"]
-        lines = [f"sweep {self._bar((self._finished + len(self.failures)) / self._total)} {self._facts()}"]
-        for progress in sorted(self._progress.values())[: max(1, self._console.height - 4)]:
-            training = f"{progress.stopped} of {progress.cohorts} stopped"
-            state = f"distill epoch {progress.epoch}" if progress.epoch else training
-            lines.append(f"  {progress.name}: {progress.rounds:,} rounds · {state}")
-        return lines

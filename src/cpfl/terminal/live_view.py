@@ -1,0 +1,62 @@
+"""A view on the screen: drawn twice a second on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from cpfl.errors import printable
+
+REFRESH = 2  # times a second
+
+
+class LiveView:
+    """A view that a `with` statement keeps on the screen. It draws at once, so call this last in a constructor."""
+
+    quiet_seconds = 10.0  # between plain lines, where there is no terminal
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._unicode = console.options.encoding.startswith("utf")
+        self._last_line = time.monotonic()
+        refresh: dict[str, Any] = {"refresh_per_second": REFRESH, "transient": True, "vertical_overflow": "crop"}
+        self._live = Live(console=console, get_renderable=self._draw, **refresh)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def on_message(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=not self._live.is_started)
+
+    def _draw(self) -> Text:
+        """All lines, truncated and not wrapped: a line too many would push the view up the screen."""
+        lines = [line if isinstance(line, Text) else Text(printable(line)) for line in self._lines()]
+        for line in lines:
+            line.truncate(self._console.width - 1)
+        return Text("\n").join(lines)
+
+    def _lines(self) -> Sequence[Text | str]:
+        raise NotImplementedError
+
+    def _line_due(self) -> bool:
+        """Whether it is time for another plain line; never while there is a live view."""
+        now = time.monotonic()
+        due = not self._live.is_started and now - self._last_line > self.quiet_seconds
+        if due:
+            self._last_line = now
+        return due
+
+    def _bar(self, share: float) -> str:
+        size = 24 if self._console.width >= 100 else 12
+        full = round(share * size)
+        done, open_ = ("━", "·") if self._unicode else ("#", ".")
+        return done * full + open_ * (size - full)
