@@ -38,10 +38,13 @@ def run(
 
     Example: cpfl run digits --set cohorts=8
     """
-    from cpfl import api
     from cpfl.settings import experiment_file
 
     chosen = experiment_file.load(experiment, settings or [])
+    options.at_once(f"{chosen.name}: {chosen.clients} clients, n = {chosen.cohorts}, seed {chosen.seed}")
+
+    from cpfl import api
+
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
     with _view(as_json, chosen) as callback:
         finished = api.run(chosen, out=out, callback=callback, **arguments)
@@ -65,6 +68,8 @@ def resume(
 
     Example: cpfl resume runs/20260301-120000-digits-n4-seed90
     """
+    options.at_once(f"resume {path}")
+
     from cpfl import api
     from cpfl.runs.folder import RunFolder
     from cpfl.sweep import grid
@@ -107,6 +112,8 @@ def distill(
 
     Example: cpfl distill DIR --at 10h; cpfl distill DIR --quorum 0.75 --weights uniform
     """
+    options.at_once(f"distill {path}")
+
     from cpfl import api
     from cpfl.runs.folder import RunFolder
     from cpfl.settings import experiment_file

@@ -45,9 +45,14 @@ def sweep(
     Example: cpfl sweep digits --cohorts 1,2,4,8 --over data.alpha=0.1,1 --jobs 2
     """
     from cpfl.settings import experiment_file
-    from cpfl.sweep import default_folder
 
     base = experiment_file.load(experiment, settings or [], strict=False)  # a combination may need what is idle here
+    values = {"n": cohorts, "seed": seeds} | dict(pair.partition("=")[::2] for pair in over or [])
+    varied = ", ".join(f"{key} = {value}" for key, value in values.items() if value)
+    options.at_once(f"{base.name}: a sweep over {varied}")
+
+    from cpfl.sweep import default_folder
+
     folder = out or default_folder(base)
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
     arguments |= {"out": folder, "over": options.values(over or [], "--over")}
@@ -83,7 +88,7 @@ def run_sweep(
             for rows in groups.values()
             for row in tables.by_cohorts(rows)
         ]
-        failed = [{"path": path, "error": failure(error)} for path, error in view.failures]
+        failed = [{"path": path, "error": failure(reason)} for path, reason in view.failures]
         options.show_json({"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": folder})
     else:
         for group, rows in groups.items():
@@ -94,10 +99,10 @@ def run_sweep(
     if not as_json:
         options.say("\n".join([f"runs:    {folder}", *(f"picture: {picture}" for picture in pictures)]))
     if view.failures:
-        for path, error in view.failures:
-            if not isinstance(error, CpflError):  # a bug: the whole traceback
-                options.notify("".join(traceback.format_exception(error)))
-            options.notify(f"cpfl: {path.name}: {failure(error)}")
+        for path, reason in view.failures:
+            if not isinstance(reason, CpflError):  # a bug: the whole traceback
+                options.notify("".join(traceback.format_exception(reason)))
+            options.notify(f"cpfl: {path.name}: {failure(reason)}")
         raise typer.Exit(1)
 
 

@@ -29,7 +29,7 @@ class Board(NamedTuple):
     tree: Tree  # for the page
     counts: Counter[str]  # runs by state
     work: Share
-    works: dict[Path, Work]  # of runs that have begun
+    works: dict[Path, Work]  # by run, of those that have begun
 
 
 def sweep_board(sweep: FollowedSweep, runs: Mapping[Path, Followed], now: float, colours: Mapping[str, str]) -> Board:
@@ -68,8 +68,8 @@ def run_board(runs: Sequence[Followed], now: float, colours: Mapping[str, str]) 
         names = {"label": run.name, "name": run.name, "colour": colours.get(run.name, "")}
         tiles.append({**names, "state": state, "text": text, "share": share})
     done, left = _progress([works.get(run.path) for run in runs])
-    work = None if left is None else (done, done + left.amount)
-    return _board("Runs", tiles, work, {}, [])._replace(works=works)
+    whole = None if left is None else (done, done + left.amount)
+    return _board("Runs", tiles, whole, {}, [])._replace(works=works)
 
 
 def _board(title: str, tiles: Sequence[Tree], work: Share, facts: Mapping[str, str], failed: Sequence[Tree]) -> Board:

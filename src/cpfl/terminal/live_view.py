@@ -11,6 +11,7 @@ from rich.text import Text
 from cpfl.errors import printable
 
 REFRESH = 2  # times a second
+WIDE = 100  # columns from which there is space for longer bars and words
 
 
 class LiveView:
@@ -55,8 +56,19 @@ class LiveView:
             self._last_line = now
         return due
 
+    def _flow(self, head: str, facts: Sequence[str], indent: int) -> list[str]:
+        """Facts after a head, on as many lines as the screen is narrow."""
+        lines, room = [head], self._console.width - 1
+        for number, fact in enumerate(filter(None, facts)):
+            longer = f"{lines[-1]}{' · ' if number and lines[-1].strip() else ''}{fact}"
+            if number and len(longer) > room:
+                lines.append(" " * indent + fact)
+            else:
+                lines[-1] = longer
+        return lines
+
     def _bar(self, share: float) -> str:
-        size = 24 if self._console.width >= 100 else 12
+        size = 24 if self._console.width >= WIDE else 12
         full = round(share * size)
         done, open_ = ("━", "·") if self._unicode else ("#", ".")
         return done * full + open_ * (size - full)

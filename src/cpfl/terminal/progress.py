@@ -121,17 +121,21 @@ class Curve:
             self._each *= 2
         self._sum, self._count = 0.0, 0
 
-    def line(self, width: int, levels: str = LEVELS) -> str:
-        """The whole curve, scaled from its lowest to its highest value, in at most so many characters."""
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Its lowest and its highest value; it has one."""
+        return min(self._values), max(self._values)
+
+    def line(self, width: int, levels: str, low: float, high: float) -> str:
+        """The whole curve in at most so many characters, on a scale from `low` to `high`."""
         values = self._values[:]
         if not values:
             return ""
         if len(values) > width:
             edges = [len(values) * k // width for k in range(width + 1)]
             values = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-        low, high = min(values), max(values)
         scale = (len(levels) - 1) / (high - low) if high > low else 0.0
-        return "".join(levels[round((value - low) * scale)] for value in values)
+        return "".join(levels[round((min(max(value, low), high) - low) * scale)] for value in values)
 
 
 class Cohort:
@@ -173,16 +177,30 @@ class ProgressEstimate:
         self.clock = max(self.clock, session.clock)
         self.stopped += bool(session.stopped)
 
-    def seconds_left(self) -> Expected | None:
-        """Real seconds of training left, at the measured throughput of all cohorts; None: not known yet."""
-        self._throughput.tick(time.monotonic(), self.samples)
-        rate = self._throughput.rate
+    def samples_left(self) -> Expected | None:
+        """Samples that all cohorts together still train on; None: a cohort has not closed a round yet."""
         training = [cohort for cohort in self.cohorts if not cohort.session.stopped]
-        if not rate or not training or not all(cohort.samples for cohort in training):
+        if not all(cohort.samples for cohort in training):
             return None
         ended = [cohort.session.round for cohort in self.cohorts if cohort.session.stopped]
         rounds = (expected_rounds(self.rounds_left(c.session), c.session.round, ended) for c in training)
-        return total(left.times(c.samples / rate) for left, c in zip(rounds, training, strict=True))
+        return total(left.times(c.samples) for left, c in zip(rounds, training, strict=True))
+
+    def seconds_left(self) -> Expected | None:
+        """Real seconds of training left, at the measured throughput of all cohorts; None: not known yet."""
+        self._throughput.tick(time.monotonic(), self.samples)
+        rate, left = self._throughput.rate, self.samples_left()
+        return left.times(1 / rate) if rate and left is not None and left.amount else None
+
+    def share(self) -> float:
+        """Of the training samples that are expected in all, those that are trained on; 0: not known yet."""
+        done, left = sum(cohort.session.samples for cohort in self.cohorts), self.samples_left()
+        return 0.0 if left is None or not done else done / (done + left.amount)
+
+    def scale(self) -> tuple[float, float]:
+        """The lowest and the highest value of all curves."""
+        bounds = [cohort.curve.bounds for cohort in self.cohorts if cohort.average is not None]
+        return min((low for low, _ in bounds), default=0.0), max((high for _, high in bounds), default=0.0)
 
     def rounds_left(self, session: Session) -> RoundsLeft:
         """The rounds until this cohort may stop, and until it must."""

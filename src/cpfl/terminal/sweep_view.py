@@ -13,6 +13,8 @@ from cpfl.sweep import RunProgress, SweepCallback, SweepGrid
 from cpfl.terminal.live_view import LiveView
 from cpfl.terminal.progress import duration
 
+INDENT = 6  # columns before the facts that need another line
+
 
 class SweepView(LiveView, SweepCallback):
     """Shows a sweep: one line for each run that ends, and a live line for all of them."""
@@ -44,7 +46,7 @@ class SweepView(LiveView, SweepCallback):
     def on_wait(self) -> None:
         """Without a live view, print the progress from time to time."""
         if self._line_due():
-            self.on_message(self._facts())
+            self.on_message(" · ".join(self._facts()))
 
     def on_run(self, run: Run) -> None:
         """Print the outcome."""
@@ -57,8 +59,8 @@ class SweepView(LiveView, SweepCallback):
             words += [f"{key} = {value}" for key, value in self.grid.varied(run.path.name).items()]
         score = f"{summary.get('metric', 'accuracy')} {summary['student_accuracy']:.1f} %"
         self.on_message(
-            f"{', '.join(words)}: {score}, {summary['hours']:.2f} h, "
-            f"{summary['cpu_hours']:.1f} CPU h  ({summary['wall_seconds']:.1f} s)"
+            f"{', '.join(words)}: {score}, {summary['hours']:.2f} virtual h, "
+            f"{summary['cpu_hours']:.1f} virtual CPU h  ({duration(summary['wall_seconds'])} of real time)"
         )
 
     def on_failure(self, path: Path, error: Exception) -> None:
@@ -68,25 +70,29 @@ class SweepView(LiveView, SweepCallback):
         self._rounds += ended.rounds if ended else 0
         self.on_message(f"{path.name} failed: {failure(error)}")
 
-    def _facts(self) -> str:
+    def _facts(self) -> list[str]:
         ended, active = self._finished + len(self.failures), self._progress.values()
         rounds = self._rounds + sum(progress.rounds for progress in active)
-        facts = f"{ended} of {self._total} runs ended · {rounds:,} rounds"
+        facts = [f"{ended} of {self._total} runs ended", f"{rounds:,} rounds"]
         if self.failures:
-            facts += f" · {len(self.failures)} failed"
+            facts.append(f"{len(self.failures)} failed")
         new = ended - self._before
         if new > 0 and ended < self._total:
             # Runs differ, n = 1 from n = 8 most of all: an estimate from the mean of those that have ended.
             each = (time.monotonic() - self._began) / (new + 0.5 * len(active))
-            facts += f" · about {duration(each * (self._total - ended - 0.5 * len(active)))} left"
+            facts.append(f"about {duration(each * (self._total - ended - 0.5 * len(active)))} left")
         return facts
 
     def _lines(self) -> Sequence[Text | str]:
         if not self._total:
             return ["preparing …"]
-        lines = [f"sweep {self._bar((self._finished + len(self.failures)) / self._total)} {self._facts()}"]
-        for progress in sorted(self._progress.values())[: max(1, self._console.height - 4)]:
-            training = f"{progress.stopped} of {progress.cohorts} stopped"
-            state = f"distill epoch {progress.epoch}" if progress.epoch else training
-            lines.append(f"  {progress.name}: {progress.rounds:,} rounds · {state}")
+        bar = f"sweep {self._bar((self._finished + len(self.failures)) / self._total)} "
+        lines = self._flow(bar, self._facts(), INDENT)
+        for progress in sorted(self._progress.values())[: max(1, self._console.height - 3 - len(lines))]:
+            state = f"{progress.stopped} of {progress.cohorts} stopped"
+            if progress.epoch:
+                state = f"distill epoch {progress.epoch}"
+            elif progress.meetings:
+                state += f" · {progress.meetings} meeting{'s' * (progress.meetings > 1)}"
+            lines += self._flow(f"  {progress.name}: ", [f"{progress.rounds:,} rounds", state], INDENT)
         return lines

@@ -15,7 +15,11 @@ from cpfl.settings import Experiment
 from cpfl.terminal.live_view import LiveView
 from cpfl.terminal.progress import LEVELS, PLAIN_LEVELS, Cohort, Expected, ProgressEstimate, duration, time_left
 
-AROUND = 6  # lines beside those of the cohorts
+AROUND = 4  # lines that are neither of cohorts nor counted: the table's head and last line, and two that stay empty
+INDENT = 10  # columns before the facts
+BESIDE = 38  # columns of a cohort's line that are neither its curve nor its state
+NARROW = 80  # columns below which states are in few words
+STATE, WIDE_STATE = 17, 26  # columns of a state, in few words and in more
 WORKERS = 6  # workers with a line of their own
 FEW = 8  # cohorts of a worker that are named
 
@@ -49,17 +53,17 @@ class RunView(LiveView, Callback):
         if session.stopped and not self._live.is_started:
             self.on_message(
                 f"cohort {session.cohort} stopped after {session.round} rounds, "
-                f"{session.clock / 3600:.2f} h ({session.stopped})"
+                f"{session.clock / 3600:.2f} virtual h ({session.stopped})"
             )
         if self._line_due():
-            facts = (self._facts(), self._speed(), time_left(self._progress.seconds_left()))
+            facts = (*self._facts(), self._speed(), time_left(self._progress.seconds_left()))
             self.on_message(" · ".join(filter(None, facts)))
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Show the student's loss and accuracy."""
         self._epoch = record
         if self._line_due():
-            self.on_message(f"distill: {self._student(record)}")
+            self.on_message(f"distill: {' · '.join(self._student(record))}")
 
     def on_workers(self, load: Mapping[str, Any]) -> None:
         """Show which worker of a cluster trains what."""
@@ -71,72 +75,83 @@ class RunView(LiveView, Callback):
 
         return objective(self._experiment.model).metric
 
-    def _facts(self) -> str:
+    def _facts(self) -> list[str]:
         progress = self._progress
         stopped = f"{progress.stopped} of {len(progress.cohorts)} stopped"
-        return f"{stopped} · {progress.rounds:,} rounds · {progress.clock / 3600:.2f} h"
+        met = max((cohort.session.phases for cohort in progress.cohorts), default=0) if self._experiment.meets else 0
+        meetings = f"{met} meeting{'s' * (met > 1)}" if met else ""
+        return [stopped, f"{progress.rounds:,} rounds", f"{progress.clock / 3600:.2f} virtual h", meetings]
 
     def _speed(self) -> str:
         """Since this process started or resumed the run."""
         return f"{self._progress.samples / max(time.monotonic() - self._progress.began, 1e-9):,.0f} samples/s"
 
-    def _student(self, record: EpochRecord) -> str:
-        facts = (
-            f"epoch {record.epoch} of {self._epochs} · loss {record.loss:.4f} · {self._metric} {record.accuracy:.2f} %"
-        )
-        epochs_left = self._epochs - record.epoch
-        seconds = (time.monotonic() - self._distilling) / record.epoch * epochs_left
-        return f"{facts} · {time_left(Expected(seconds, sure=True))}" if epochs_left else facts
+    def _student(self, record: EpochRecord) -> list[str]:
+        score = f"{self._metric} {record.accuracy:.2f} %"
+        facts = [f"epoch {record.epoch} of {self._epochs}", f"loss {record.loss:.4f}", score]
+        if epochs_left := self._epochs - record.epoch:
+            seconds = (time.monotonic() - self._distilling) / record.epoch * epochs_left
+            facts.append(time_left(Expected(seconds, sure=True)))
+        return facts
 
     def _lines(self) -> Sequence[Text | str]:
         progress = self._progress
         if self._epoch is not None:
-            return [f"{'distill':<9} {self._bar(self._epoch.epoch / self._epochs)} {self._student(self._epoch)}"]
+            bar = f"{'distill':<{INDENT}}{self._bar(self._epoch.epoch / self._epochs)} "
+            return self._flow(bar, self._student(self._epoch), INDENT)
         if not progress.cohorts:
             return ["preparing …"]
-        train = f"{'train':<9} {self._bar(progress.stopped / len(progress.cohorts))} {self._facts()}"
-        if progress.stopped == len(progress.cohorts):
-            return [train, f"{'distill':<9} …"]
+        over = progress.stopped == len(progress.cohorts)
+        train = self._flow(f"{'train':<{INDENT}}{self._bar(progress.share())} ", self._facts(), INDENT)
+        if over:
+            return [*train, f"{'distill':<{INDENT}}…"]
         left = time_left(progress.seconds_left()) if progress.rounds else "until the first round ends"
-        elapsed = duration(time.monotonic() - progress.began)
-        facts = " " * 10 + " · ".join(filter(None, (elapsed, self._speed(), left)))
+        elapsed = f"{duration(time.monotonic() - progress.began)} of real time"
+        train += self._flow(" " * INDENT, [elapsed, self._speed(), left], INDENT)
         workers = worker_lines(self._load)
-        return [train, facts, *self._table(len(workers)), *workers]
+        return [*train, *self._table(len(train) + len(workers)), *workers]
 
-    def _table(self, below: int) -> list[Text | str]:
+    def _table(self, others: int) -> list[Text | str]:
         """As many cohorts as the screen is high, those that still train first, by their virtual hours."""
-        height = max(3, self._console.height - AROUND - below)
+        height = max(3, self._console.height - AROUND - others)
         cohorts = self._progress.cohorts
         order = sorted(cohorts, key=lambda c: (bool(c.session.stopped), -c.session.clock))
         shown, hidden = sorted(order[:height], key=lambda c: c.session.cohort), order[height:]
-        width = min(60, max(8, self._console.width - 62))
-        lines: list[Text | str] = [Text(f"{'cohort':>8}{'rounds':>8}{'hours':>9}   validation loss", style="bold")]
-        lines += [self._row(cohort, width) for cohort in shown]
+        levels, (low, high) = LEVELS if self._unicode else PLAIN_LEVELS, self._progress.scale()
+        scale = f"{levels[0]} {low:.3g} to {levels[-1]} {high:.3g}" if high > low else ""
+        lines: list[Text | str] = [
+            Text(f"{'cohort':>6}{'rounds':>8}{'virtual h':>11}{'loss':>8}  {scale}", style="bold")
+        ]
+        lines += [self._row(cohort, levels, low, high) for cohort in shown]
         if hidden:
             stopped = sum(bool(c.session.stopped) for c in hidden)
             dots = "…" if self._unicode else "..."
-            lines.append(f"{dots:>8} and {len(hidden)} more: {len(hidden) - stopped} training, {stopped} stopped")
+            lines.append(f"{dots:>6} and {len(hidden)} more: {len(hidden) - stopped} training, {stopped} stopped")
         return lines
 
-    def _row(self, cohort: Cohort, width: int) -> Text:
-        session = cohort.session
-        loss = "" if cohort.average is None else f"{cohort.average:.4f}"
-        line = cohort.curve.line(width, LEVELS if self._unicode else PLAIN_LEVELS)
-        row = Text(f"{session.cohort:>8}{session.round:>8,}{session.clock / 3600:>9.2f}{loss:>9}  ")
+    def _row(self, cohort: Cohort, levels: str, low: float, high: float) -> Text:
+        """A cohort; its curve is as long as its rounds, next to those of the cohort with the most."""
+        session, narrow = cohort.session, self._console.width < NARROW
+        loss = "" if cohort.average is None else f"{cohort.average:.3f}"
+        width = min(60, max(6, self._console.width - BESIDE - (STATE if narrow else WIDE_STATE)))
+        most = max(other.session.round for other in self._progress.cohorts)
+        line = cohort.curve.line(max(1, round(width * session.round / max(1, most))), levels, low, high)
+        row = Text(f"{session.cohort:>6}{session.round:>8,}{session.clock / 3600:>11.2f}{loss:>8}  ")
         row.append(f"{line:<{width}}", style="cyan")
-        row.append(f"  {self._state(session)}", style="green" if session.stopped else "")
+        row.append(f"  {self._state(session, narrow)}", style="green" if session.stopped else "")
         return row
 
-    def _state(self, session: Session) -> str:
+    def _state(self, session: Session, narrow: bool) -> str:
         if session.stopped:
-            return f"stopped: {session.stopped}"
+            return f"stop: {session.stopped}" if narrow else f"stopped: {session.stopped}"
         stopping = self._experiment.stopping
-        if stopping.rule == "plateau" and session.round:
-            return f"no gain {session.round - session.best_round:>3} of {stopping.patience}"
         if session.waiting:
-            return "waits for the meeting" if self._experiment.meets else "waits for the evaluation"
+            return f"{'at' if narrow else 'waits for'} the {'meeting' if self._experiment.meets else 'evaluation'}"
+        if stopping.rule == "plateau" and session.round:
+            return f"no gain {session.round - session.best_round}{'/' if narrow else ' of '}{stopping.patience}"
         if stopping.rule == "joint" and session.round:
-            return f"evaluated in {self._progress.rounds_left(session).least:,} rounds"
+            left = self._progress.rounds_left(session).least
+            return f"{left:,} to evaluation" if narrow else f"evaluated in {left:,} rounds"
         return f"{self._progress.rounds_left(session).most:,} rounds left" if session.round else "waiting"
 
 
