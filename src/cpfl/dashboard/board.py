@@ -17,19 +17,36 @@ from cpfl.terminal.progress import Expected, duration, time_left, total
 
 TILES = 120  # on one board; the others are counted
 LONGEST = 90  # characters of a reason in a tile
-MARKS = {"done": "✓", "running": "▶", "quiet": "‖", "interrupted": "‖", "failed": "✗", "queued": "○"}
+MARKS = {
+    "done": "✓",
+    "pruned": "◐",
+    "repeated": "=",
+    "running": "▶",
+    "quiet": "‖",
+    "interrupted": "‖",
+    "failed": "✗",
+    "queued": "○",
+}
+ENDED = ("done", "pruned", "repeated")  # a run in another state, but failed, may still change
+SAMPLES = "training samples"
 ACTIVE = ("training", "distilling")
 Found = TypeVar("Found")
 Share = tuple[float, float] | None  # work that is done, and all that is expected; None: not known
 
 
 class Board(NamedTuple):
-    """What is known of the runs of a sweep, or of those that belong to none."""
+    """What is known of the runs of a sweep, of the trials of a tune, or of runs that belong to neither."""
 
     tree: Tree  # for the page
     counts: Counter[str]  # runs by state
     work: Share
+    unit: str  # of the work
     works: dict[Path, Work]  # by run, of those that have begun
+
+    @property
+    def over(self) -> bool:
+        """Whether no run of it will change."""
+        return not self.counts.keys() - {*ENDED, "failed"}
 
 
 def sweep_board(sweep: FollowedSweep, runs: Mapping[Path, Followed], now: float, colours: Mapping[str, str]) -> Board:
@@ -56,7 +73,7 @@ def sweep_board(sweep: FollowedSweep, runs: Mapping[Path, Followed], now: float,
     name = shown(sweep.path.name or sweep.path.resolve().name)
     work = None if left is None else (done, done + left.amount)
     found = {run.path: works[one] for one, run in own.items() if one in works}
-    return _board(f"Sweep {name}", tiles, work, facts if sweep.began else {}, failed)._replace(works=found)
+    return make_board(f"Sweep {name}", tiles, work, facts if sweep.began else {}, failed)._replace(works=found)
 
 
 def run_board(runs: Sequence[Followed], now: float, colours: Mapping[str, str]) -> Board:
@@ -69,27 +86,43 @@ def run_board(runs: Sequence[Followed], now: float, colours: Mapping[str, str]) 
         tiles.append({**names, "state": state, "text": text, "share": share})
     done, left = _progress([works.get(run.path) for run in runs])
     whole = None if left is None else (done, done + left.amount)
-    return _board("Runs", tiles, whole, {}, [])._replace(works=works)
+    return make_board("Runs", tiles, whole, {}, [])._replace(works=works)
 
 
-def _board(title: str, tiles: Sequence[Tree], work: Share, facts: Mapping[str, str], failed: Sequence[Tree]) -> Board:
+def make_board(
+    title: str,
+    tiles: Sequence[Tree],
+    work: Share,
+    facts: Mapping[str, str],
+    failed: Sequence[Tree],
+    unit: str = SAMPLES,
+) -> Board:
+    """A board from its tiles, each with `label`, `name`, `colour`, `state`, `text` and `share`."""
     counts = Counter(tile["state"] for tile in tiles)
-    told = sorted(range(len(tiles)), key=lambda i: tiles[i]["state"] in ("done", "queued"))[:TILES]
+    told = sorted(range(len(tiles)), key=lambda i: tiles[i]["state"] in (*ENDED, "queued"))[:TILES]
     tree = {
         "title": title,
         "runs": len(tiles),
         "counts": [{"state": state, "mark": MARKS[state], "count": counts[state]} for state in MARKS if counts[state]],
-        "share": per_cent([work]),
+        "unit": unit,
         "facts": dict(facts),
         "tiles": [tiles[i] | {"mark": MARKS[tiles[i]["state"]]} for i in sorted(told)],
         "more": len(tiles) - len(told),
         "failed": list(failed),
     }
-    return Board(tree, counts, work, {})
+    board = Board(tree, counts, work, unit, {})
+    tree["share"] = share_of([board])
+    return board
+
+
+def share_of(boards: Sequence[Board]) -> int | None:
+    """The work of boards that is done, in per cent; 100 only when no run will change; None: it is not known."""
+    share = per_cent([board.work for board in boards]) if len({board.unit for board in boards}) == 1 else None
+    return share if share is None or all(board.over for board in boards) else min(share, 99)
 
 
 def per_cent(works: Iterable[Share]) -> int | None:
-    """Of the work of all: what is done, 100 only when all is; None: not known of one of them."""
+    """Of the work of all: what is done, rounded down; None: not known of one of them."""
     found = list(works)
     if not found or None in found:
         return None

@@ -13,6 +13,8 @@ from cpfl.dashboard.follow import Followed
 from cpfl.dashboard.live import busy_runs, live
 from cpfl.dashboard.machine import Machine
 from cpfl.dashboard.sweeps import FollowedSweep
+from cpfl.dashboard.tunes import FILE as TUNE
+from cpfl.dashboard.tunes import FollowedTune
 from cpfl.errors import CpflError
 from cpfl.report.content import Tree, content_of
 from cpfl.report.groups import Group, group
@@ -35,6 +37,7 @@ class Dashboard:
         self.root = root
         self._runs: dict[Path, Followed] = {}
         self._sweeps: dict[Path, FollowedSweep] = {}
+        self._tunes: dict[Path, FollowedTune] = {}
         self._outside: list[tuple[str, str]] = []
         self._colours, self._machine = Colours(), Machine()
         self._lock = threading.Lock()
@@ -96,15 +99,19 @@ class Dashboard:
         return changed
 
     def _follow_sweeps(self) -> bool:
-        """Read what is new of the sweeps in the folder, also of one whose first run has not begun."""
+        """Read what is new of the sweeps and tunes in the folder, also of one whose first run has not begun."""
         folders = {self.root, *(path.parent for path in self._runs if path != self.root)}
         with contextlib.suppress(OSError):
-            folders |= {path.parent for path in self.root.glob(f"*/{SWEEP}") if not path.parent.is_symlink()}
-        found = sorted(path for path in folders if (path / SWEEP).is_file())
-        changed = found != list(self._sweeps)
-        self._sweeps = {path: self._sweeps.get(path) or FollowedSweep(path) for path in found}
+            folders |= {path for path in self.root.iterdir() if path.is_dir() and not path.is_symlink()}
+        sweeps = sorted(path for path in folders if (path / SWEEP).is_file())
+        tunes = sorted(path for path in folders if (path / TUNE).is_file())
+        changed = [sweeps, tunes] != [list(self._sweeps), list(self._tunes)]
+        self._sweeps = {path: self._sweeps.get(path) or FollowedSweep(path) for path in sweeps}
+        self._tunes = {path: self._tunes.get(path) or FollowedTune(path) for path in tunes}
         for sweep in self._sweeps.values():
             changed |= sweep.update()
+        for tune in self._tunes.values():
+            changed |= tune.update()
         return changed
 
     def _wanted(self) -> list[Followed]:
@@ -124,13 +131,15 @@ class Dashboard:
         runs = self._latest()
         sweeps = [sweep for sweep in self._sweeps.values() if not sweep.damage]
         damaged = [(shown(run.path), run.damage) for run in self._runs.values() if run.damage]
+        tunes = [tune for tune in self._tunes.values() if not tune.damage]
         damaged += [(shown(sweep.path), sweep.damage) for sweep in self._sweeps.values() if sweep.damage]
+        damaged += [(shown(tune.path), tune.damage) for tune in self._tunes.values() if tune.damage]
         now, machine = time.time(), self._machine.facts() if any(not run.finished for run in runs) else {}
         reported = [run.facts for run in sorted(runs, key=lambda run: run.path)]
         busy = busy_runs(runs, sweeps, now)
         compared = [run for one in group(reported) if _comparable(one, busy) for run in one.runs]
         tree = content_of(compared, damaged + self._outside)
-        tree |= {"live": live(runs, sweeps, self._runs, self._colours, machine, now), "folder": shown(self.root)}
+        tree |= {"live": live(runs, sweeps, tunes, self._runs, self._colours, machine, now), "folder": shown(self.root)}
         return tree
 
 

@@ -16,6 +16,7 @@ from cpfl.terminal.progress import Throughput
 
 STARTS = ("started", "resumed")  # events in a run's log
 SHORT = ("run.json", "experiment.toml", "summary.json", "evaluations.jsonl", "meetings.jsonl", "log.jsonl")
+Stamp = tuple[int, float, int] | None
 EPOCH_BYTES = 1 << 20  # of epochs.jsonl that are read at a time
 
 
@@ -66,7 +67,7 @@ class Followed:
         self.meetings: list[float] = []  # their virtual seconds
         self._facts: RunFacts | None = None
         self._evaluations: list[dict[str, Any]] = []
-        self._files: list[tuple[int, float, int] | None] = []
+        self._files: list[Stamp] = []
 
     @property
     def facts(self) -> RunFacts:
@@ -157,7 +158,7 @@ class Followed:
         return tail.read - before
 
 
-def stamp(path: Path) -> tuple[int, float, int] | None:
+def stamp(path: Path) -> Stamp:
     """Inode, time and size of a file, which tell whether it has changed; None: there is none."""
     try:
         found = os.stat(path)

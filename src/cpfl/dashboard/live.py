@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cpfl.dashboard.board import ACTIVE, Board, per_cent, per_cent_of, run_board, sweep_board
+from cpfl.dashboard.board import ACTIVE, ENDED, Board, per_cent_of, run_board, share_of, sweep_board
 from cpfl.dashboard.figures import COMPARED, Colours, drawn_live, live_figures
 from cpfl.dashboard.follow import Followed
 from cpfl.dashboard.state import clock, patience, state_of
 from cpfl.dashboard.sweeps import FollowedSweep
+from cpfl.dashboard.tunes import FollowedTune
 from cpfl.dashboard.work import Work
 from cpfl.report.content import Tree
 from cpfl.report.reading import READ_ERRORS
@@ -25,6 +26,7 @@ PATIENT = 6  # runs whose cohorts are listed
 def live(
     runs: Sequence[Followed],
     sweeps: Sequence[FollowedSweep],
+    tunes: Sequence[FollowedTune],
     every: Mapping[Path, Followed],
     colours: Colours,
     machine: Mapping[str, str],
@@ -48,11 +50,12 @@ def live(
     drawn = dict.fromkeys(run.name for run in (*drawn_live(active), *runs[:COMPARED], *active))
     of_run = colours.of(list(drawn))
     boards = [sweep_board(sweep, every, now, of_run) for sweep in sweeps]
-    swept = {sweep.path / name for sweep in sweeps for name in sweep.runs}
+    swept = {sweep.path / name for sweep in sweeps for name in sweep.runs}.union(*(tune.runs for tune in tunes))
     alone = [run for run in runs if run.path not in swept]
     others = run_board(alone, now, of_run)
-    open_boards = [board for board in boards if board.counts.keys() - {"done"}]
-    if len(alone) > 1 and others.counts.keys() - {"done"}:
+    open_boards = [board for board in boards if board.counts.keys() - {*ENDED}]
+    tuned = [tune.board(now) for tune in tunes if not tune.finished]
+    if len(alone) > 1 and others.counts.keys() - {*ENDED}:
         open_boards.append(others)
     unread = sum(run.unread for run in runs)
     read = sum(tail.read for run in runs for tail in run.tails)
@@ -60,11 +63,11 @@ def live(
     works = {path: work for board in (*boards, others) for path, work in board.works.items()}
     rows = [_row(run, works.get(run.path), of_run, now) for run in active]
     return {
-        "sentence": _sentence([*boards, others]),
-        "tab": _tab([*boards, others]),
+        "sentence": _sentence([*boards, *tuned, others]),
+        "tab": _tab([*boards, *tuned, others]),
         "reading": f"Still reading: {share} % of the records are in the figures." if unread else "",
         "machine": machine if active else {},
-        "boards": [board.tree for board in open_boards],
+        "boards": [board.tree for board in (*open_boards, *tuned)],
         "heads": list(dict.fromkeys(head for row in rows for head in row["cells"])),
         "runs": rows,
         "patience": [
@@ -100,6 +103,8 @@ def _sentence(boards: Sequence[Board]) -> str:
         "interrupted": "interrupted",
         "failed": "failed",
         "queued": "queued",
+        "pruned": "stopped early",
+        "repeated": "repeated",
         "done": "finished",
     }
     texts = [f"{counts[state]} {what}" for state, what in words.items() if counts[state]]
@@ -110,12 +115,12 @@ def _sentence(boards: Sequence[Board]) -> str:
 def _tab(boards: Sequence[Board]) -> str:
     """The title of the browser's tab: how many runs have finished and how much work is done, where not all is."""
     filled = [board for board in boards if board.counts]
-    chosen = [board for board in filled if board.counts.keys() - {"done"}] or filled
+    chosen = [board for board in filled if board.counts.keys() - {*ENDED}] or filled
     counts = sum((board.counts for board in chosen), Counter[str]())
     if not counts:
         return "cpfl dashboard"
-    share = per_cent([board.work for board in chosen])
-    runs = f"{counts['done']}/{sum(counts.values())} runs"
+    share = share_of(chosen)
+    runs = f"{sum(counts[state] for state in ENDED)}/{sum(counts.values())} runs"
     failed = f"{counts['failed']} failed" if counts["failed"] else ""
     return " · ".join(filter(None, (runs, failed, "" if share is None else f"{share} %", "cpfl")))
 

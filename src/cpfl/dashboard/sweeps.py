@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cpfl.dashboard.follow import Tail, stamp
+from cpfl.dashboard.follow import Stamp, Tail, stamp
 from cpfl.report.reading import READ_ERRORS, damage
 from cpfl.sweep.grid import FILE, SweepGrid
 from cpfl.sweep.log import FILE as LOG
@@ -24,7 +24,7 @@ class FollowedSweep:
         self.ended = 0.0  # when it ended or was interrupted; 0: it has not, or was killed
         self._fresh = False  # that command is the first one
         self._base: tuple[float, float] | None = None  # a moment, and the work that was done then
-        self._grid: tuple[int, float, int] | None = None
+        self._grid: Stamp = None
         self._tail = Tail(path / LOG)
 
     def update(self) -> bool:
