@@ -40,17 +40,18 @@ def test_a_curve_falls_from_left_to_right() -> None:
     curve = Curve()
     for k in range(8):
         curve.add(8.0 - k)
-    assert curve.line(20) == LEVELS[::-1]
-    assert len(curve.line(4)) == 4
-    assert Curve().line(10) == ""
+    assert curve.line(20, LEVELS, *curve.bounds) == LEVELS[::-1]
+    assert len(curve.line(4, LEVELS, *curve.bounds)) == 4
+    assert Curve().line(10, LEVELS, 0, 1) == ""
 
 
 def test_a_flat_curve_and_a_single_value() -> None:
     curve = Curve()
     curve.add(3.0)
-    assert curve.line(10) == LEVELS[0]
+    assert curve.line(10, LEVELS, 3, 3) == LEVELS[0]
     curve.add(3.0)
-    assert curve.line(10) == 2 * LEVELS[0]
+    assert curve.line(10, LEVELS, 3, 3) == 2 * LEVELS[0]
+    assert curve.line(10, LEVELS, 1, 3) == 2 * LEVELS[-1]
 
 
 def test_a_long_curve_keeps_its_shape_in_little_memory() -> None:
@@ -58,7 +59,7 @@ def test_a_long_curve_keeps_its_shape_in_little_memory() -> None:
     for k in range(100_000):
         curve.add(abs(k - 50_000))  # a valley in the middle
     assert len(curve._values) < LONGEST
-    line = curve.line(21)
+    line = curve.line(21, LEVELS, *curve.bounds)
     assert line[0] == line[-1] == LEVELS[-1]
     assert line[10] == LEVELS[0]
     assert list(line[:10]) == sorted(line[:10], reverse=True)
@@ -115,10 +116,10 @@ def test_a_fixed_number_of_rounds_is_predicted(clock: Clock, cohorts: int) -> No
         for session in sessions:
             clock.now += 0.5
             progress.add(session, close(session, 1.0))
-    least, most = progress.seconds_left() or (0, 0)
-    assert least == pytest.approx(40 * cohorts * 0.5)
-    assert most == pytest.approx(least)
-    assert time_left((least, most)).startswith("about ")
+    left = progress.seconds_left()
+    assert left is not None
+    assert left.amount == pytest.approx(40 * cohorts * 0.5)
+    assert time_left(left) == f"about {duration(20 * cohorts)} left"
 
 
 def test_a_cpu_budget_that_an_evaluation_has_set_is_the_one_that_counts(clock: Clock) -> None:
@@ -138,24 +139,40 @@ def test_a_cpu_budget_that_an_evaluation_has_set_is_the_one_that_counts(clock: C
     assert progress.rounds_left(first).most == 4
 
 
-def test_the_bounds_of_a_plateau_hold(clock: Clock) -> None:
-    """The bounds given at any time hold at the end, although cohorts stop at different rounds."""
+def test_before_a_cohort_stops_the_least_is_told(clock: Clock) -> None:
+    """What is told at any time holds at the end, although cohorts stop at different rounds."""
     experiment, sessions = federation(3, max_rounds=200, stopping={"patience": 10, "window": 1})
     progress = ProgressEstimate(experiment)
     progress.start(sessions)
-    bounds: list[tuple[float, float, float]] = []
+    told: list[tuple[float, float]] = []
     lowest = {0: 15, 1: 60, 2: 150}  # the round of each cohort's minimum
     while training := [session for session in sessions if not session.stopped]:
         for session in training:
             clock.now += 0.1  # one after the other: fewer cohorts go faster
             progress.add(session, close(session, 1 + abs(session.round - lowest[session.cohort]) / 100))
         if left := progress.seconds_left():
-            bounds.append((clock.now, *left))
-    assert len(bounds) > 50
-    for at, least, most in bounds:
+            assert not left.sure  # no cohort trained longer than these
+            assert time_left(left).startswith("at least ")
+            told.append((clock.now, left.amount))
+    assert len(told) > 50
+    for at, least in told:
         assert least <= clock.now - at + 0.5
-        assert most >= clock.now - at - 0.5
-    assert "at most" in time_left((bounds[0][1], bounds[0][2]))
+
+
+def test_a_cohort_is_expected_to_train_as_long_as_others(clock: Clock) -> None:
+    """One is resumed at its start, where another has stopped after 50 rounds."""
+    experiment, sessions = federation(2, max_rounds=200, stopping={"patience": 10, "window": 1})
+    while not sessions[0].stopped:
+        close(sessions[0], 1 + abs(sessions[0].round - 40) / 100)
+    progress = ProgressEstimate(experiment)
+    progress.start(sessions)
+    for _ in range(5):
+        clock.now += 0.1
+        progress.add(sessions[1], close(sessions[1], 1 - sessions[1].round / 100))
+    left = progress.seconds_left()
+    assert left is not None
+    assert left.sure
+    assert left.amount == pytest.approx(0.1 * (sessions[0].round - 5))
 
 
 def test_limits_in_hours_count(clock: Clock) -> None:
@@ -195,72 +212,136 @@ def test_plain_lines_elsewhere() -> None:
     assert re.findall(r"cohort (\d) stopped after 3 rounds, .* \(max rounds\)", out.getvalue()) == ["0", "1"]
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 24), (60, 10), (200, 60)])
+def drawn(view: RunView, console: Console) -> list[str]:
+    """The lines of a view."""
+    return ["".join(part.text for part in line).rstrip() for line in console.render_lines(view._draw(), pad=False)]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 24), (60, 12), (200, 60)])
 @pytest.mark.parametrize("cohorts", [1, 18, 200])
 def test_any_view_fits_its_screen(width: int, height: int, cohorts: int) -> None:
     experiment, sessions = federation(cohorts, max_rounds=40, stopping={"patience": 30})
-    out = io.StringIO()
-    console = Console(file=out, width=width, height=height, force_terminal=True)
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
     view = RunView(console, experiment, 1)
     view.on_start(sessions)
     for session in sessions:
         for k in range(40 if session.cohort % 3 == 1 else 20):
             view.on_round(session, close(session, 2.0 - k / 100))
-    lines = ["".join(part.text for part in line).rstrip() for line in console.render_lines(view._draw(), pad=False)]
+    lines = drawn(view, console)
     assert len(lines) <= height
     assert max(map(len, lines)) < width
+    text = "\n".join(lines)
+    for word in ("stopped", "rounds", "virtual h", "of real time", "samples/s"):  # nothing of the facts is cut off
+        assert word in text
     rows = [line for line in lines if re.match(r" +\d+ +[24]0 ", line)]
     if len(rows) < cohorts:
         found = re.search(r"and (\d+) more: (\d+) training, (\d+) stopped", lines[-1])
         assert found is not None
         more, training, stopped = map(int, found.groups())
         assert more == training + stopped == cohorts - len(rows)
-        assert not any("stopped" in row for row in rows)  # those that still train are shown first
+        assert not any("stop" in row for row in rows)  # those that still train are shown first
     else:
         assert len(rows) == cohorts
-    assert any(LEVELS[-1] in row and LEVELS[0] in row for row in rows)
+    for row in rows:  # and nothing of a cohort
+        assert row.endswith(("no gain 0/30", "no gain 0 of 30", "stop: max rounds", "stopped: max rounds"))
+    assert any(LEVELS[-1] in row for row in rows)
+
+
+def test_curves_have_one_scale() -> None:
+    """The worse cohort is drawn higher, and the one with half of the rounds half as long."""
+    experiment, sessions = federation(2, max_rounds=400, stopping={"patience": 300})
+    console = Console(file=io.StringIO(), width=100, height=24, force_terminal=True)
+    view = RunView(console, experiment, 1)
+    view.on_start(sessions)
+    for session, start, rounds in zip(sessions, (1.0, 2.0), (200, 100), strict=True):
+        for k in range(rounds):
+            view.on_round(session, close(session, start - 0.5 * k / rounds))
+    lines = drawn(view, console)
+    low, high = (re.search(rf" {session} +\d.*?([{LEVELS}]+)", "\n".join(lines)) for session in (0, 1))
+    assert low is not None
+    assert high is not None
+    assert max(low[1]) < min(high[1])
+    assert len(low[1]) == pytest.approx(2 * len(high[1]), abs=1)
+    head = next(line for line in lines if "cohort" in line and "loss" in line)
+    assert re.search(rf"{LEVELS[0]} 0\.5\d* to {LEVELS[-1]} 2$", head)
+
+
+def test_meetings_are_counted() -> None:
+    settings = {"rule": "mean", "interval": "5 rounds"}
+    experiment, sessions = federation(2, max_rounds=400, stopping={"patience": 300}, meetings=settings)
+    console = Console(file=io.StringIO(), width=60, height=24, force_terminal=True)
+    view = RunView(console, experiment, 1)
+    view.on_start(sessions)
+    for session in sessions:
+        closed = None
+        while not session.waiting:
+            closed = close(session, 1.0)
+            view.on_round(session, closed)
+        assert "at the meeting" in "\n".join(drawn(view, console))
+    for session in sessions:
+        session.phases = 2
+    assert "2 meetings" in "\n".join(drawn(view, console))
 
 
 Screens = list[list[str]]
 Stage = tuple[Callable[[Screens], bool], Callable[[], None]]
 
 
-def screens(words: list[str], rows: int, columns: int, cwd: Path, stages: list[Stage]) -> tuple[Screens, int]:
-    """The screens of a real terminal, a few times a second, and the exit code.
+class Terminal:
+    """A real terminal with a program in it: its screens, a few times a second, and all that was sent to it."""
 
-    Each stage is a condition on the screens so far, and what to do when it holds.
-    """
-    pid, handle = pty.fork()
-    if pid == 0:
-        os.chdir(cwd)
-        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
-        environment |= PATH
-        os.execve(sys.executable, [sys.executable, "-m", "cpfl", *words], environment)
-    fcntl.ioctl(handle, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    screen = pyte.Screen(columns, rows)
-    stream = pyte.ByteStream(screen)
-    seen: Screens = []
-    taken = time.monotonic()
-    while True:
-        ready, _, _ = select.select([handle], [], [], 0.05)
-        if ready:
-            try:
-                content = os.read(handle, 1 << 16)
-            except OSError:  # the other side has closed
-                break
-            stream.feed(content)
-        elif time.monotonic() - taken > 0.2:  # not in the middle of a drawing
-            taken = time.monotonic()
-            seen.append([line.rstrip() for line in screen.display])
-            if stages and stages[0][0](seen):
-                stages.pop(0)[1]()
-    seen.append([line.rstrip() for line in screen.display])
-    return seen, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    def __init__(self, words: list[str], rows: int, columns: int, cwd: Path, **environment: str) -> None:
+        self.pid, self._handle = pty.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            own = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **PATH, **environment}
+            os.execve(sys.executable, [sys.executable, "-m", "cpfl", *words], own)
+        self._screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self._screen)
+        self.seen: Screens = []
+        self.sent = b""
+        self.resize(rows, columns)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """As if somebody pulled at the window."""
+        fcntl.ioctl(self._handle, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._screen.resize(rows, columns)
+
+    def run(self, stages: list[Stage]) -> int:
+        """Its exit code. Each stage is a condition on the screens so far, and what to do when it holds."""
+        taken = time.monotonic()
+        while True:
+            ready, _, _ = select.select([self._handle], [], [], 0.05)
+            if ready:
+                try:
+                    content = os.read(self._handle, 1 << 16)
+                except OSError:  # the other side has closed
+                    break
+                self.sent += content
+                self._stream.feed(content)
+            elif time.monotonic() - taken > 0.2:  # not in the middle of a drawing
+                taken = time.monotonic()
+                self._look()
+                if stages and stages[0][0](self.seen):
+                    stages.pop(0)[1]()
+        self._look()
+        os.close(self._handle)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _look(self) -> None:
+        self.seen.append([line.rstrip() for line in self._screen.display])
+
+
+def screens(words: list[str], rows: int, columns: int, cwd: Path, stages: list[Stage]) -> tuple[Screens, int]:
+    """The screens of a program in a terminal, and its exit code."""
+    terminal = Terminal(words, rows, columns, cwd)
+    code = terminal.run(stages)
+    return terminal.seen, code
 
 
 def alive(seen: Screens) -> Screens:
     """Those that show a run in progress."""
-    return [screen for screen in seen if any(re.match(r" +cohort +rounds", line) for line in screen)]
+    return [screen for screen in seen if any(re.match(r" *cohort +rounds", line) for line in screen)]
 
 
 def shown(pattern: str) -> Callable[[Screens], bool]:
@@ -314,3 +395,64 @@ def test_a_sweep_in_a_real_terminal(tmp_path: Path) -> None:
     text = "\n".join(seen[-1])
     assert len(re.findall(r"^n = [124], seed 90: ", text, re.MULTILINE)) == 3
     assert "What n costs and gains" in text
+
+
+def test_the_first_line_comes_before_torch(tmp_path: Path) -> None:
+    """With a torch that cannot be imported, what is about to happen is on the screen all the same."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')\n")
+    path = f"{tmp_path}{os.pathsep}{PATH['PYTHONPATH']}"
+    for words, line in (
+        (["run", "digits", "--set", "cohorts=4"], "digits: 40 clients, n = 4, seed 90: loading …"),
+        (["sweep", "digits", "--cohorts", "1,2"], "digits: a sweep over n = 1,2: loading …"),
+        (["resume", "runs/x"], "resume runs/x: loading …"),
+        (["dashboard", "runs"], "dashboard runs: loading …"),
+    ):
+        terminal = Terminal(words, 24, 80, tmp_path, PYTHONPATH=path)
+        assert terminal.run([]) != 0
+        shown = [line for line in terminal.seen[-1] if line]
+        assert shown[0] == line
+        assert any("torch is imported" in line for line in shown[1:])
+
+
+def test_a_narrow_terminal_without_colour_and_a_resize(tmp_path: Path) -> None:
+    """At 60 columns, then wider, then narrow again: every line fits, nothing stays behind, nothing needs a colour."""
+    hold = Hold(tmp_path, 8)
+    settings = hold.settings({"cohorts": 3, "max_rounds": 30, "stopping.patience": 25, "distillation.epochs": 2})
+    words = ["run", "digits", "--engine", "reference", *(f"--set={key}={value}" for key, value in settings.items())]
+    terminal = Terminal([*words, "--out", "r"], 20, 60, tmp_path, NO_COLOR="1")
+    sizes: list[int] = []
+
+    def look(columns: int | None) -> Callable[[], None]:
+        def then() -> None:
+            sizes.append(len(terminal.seen))
+            if columns:
+                terminal.resize(20, columns)
+            else:
+                hold.end()
+
+        return then
+
+    def drawn_again(pattern: str) -> Callable[[Screens], bool]:
+        def check(seen: Screens) -> bool:
+            since = alive(seen[sizes[-1] if sizes else 0 :])
+            return len(since) >= 3 and any(re.search(pattern, line) for line in since[-1])
+
+        return check
+
+    stages: list[Stage] = [
+        (drawn_again(r"no gain \d+/25"), look(110)),
+        (drawn_again(r"no gain \d+ of 25"), look(60)),
+        (drawn_again(r"no gain \d+/25"), look(None)),
+    ]
+    code = terminal.run(stages)
+    assert code == 0
+    assert not stages
+    for end in sizes:
+        screen = terminal.seen[end - 1]
+        assert sum(line.startswith("train ") for line in screen) == 1
+        assert sum("cohort" in line and "rounds" in line and "loss" in line for line in screen) == 1
+        assert len([line for line in screen if re.match(r" +[012] +\d+ +\d+\.\d\d ", line)]) == 3
+        assert "virtual h" in "\n".join(screen)
+        assert "of real time" in "\n".join(screen)
+    colours = [found for found in re.findall(rb"\x1b\[([\d;]*)m", terminal.sent) if re.search(rb"(^|;)[349]\d", found)]
+    assert colours == []

@@ -113,6 +113,12 @@ def first_line(error: BaseException) -> str:
     return next(filter(None, map(str.strip, text.splitlines())), type(error).__name__)
 
 
+def failure(error: Exception) -> str:
+    """Why a run failed, in one line; an error that is not the user's is named by its type."""
+    text = one_sentence((str(error).splitlines() or [""])[0])
+    return text if isinstance(error, CpflError) else f"{type(error).__name__}: {text}"
+
+
 def printable(text: str) -> str:
     """Text for a terminal, which must not obey what stands in a file's name: control characters become escapes."""
     return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -122,12 +122,13 @@ def dashboard_of_three(finished: Path, unfinished: Path, tmp_path_factory: pytes
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    """Starts runs of the digits in processes of their own."""
+    """Starts runs of the digits in processes of their own, or sweeps of them over several `numbers` of cohorts."""
     started: list[Program] = []
 
-    def start(out: Path, **settings: object) -> Program:
+    def start(out: Path, numbers: str = "", **settings: object) -> Program:
         words = [word for key, value in settings.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
-        started.append(Program(("run", "digits", *words, "--engine", "reference", "--out", out), tmp_path, os.environ))
+        command = ("sweep", "digits", "--cohorts", numbers) if numbers else ("run", "digits")
+        started.append(Program((*command, *words, "--engine", "reference", "--out", out), tmp_path, os.environ))
         return started[-1]
 
     yield start

@@ -8,11 +8,11 @@ import math
 from tests import processes
 
 from cpfl.dashboard import dashboard as pages
-from cpfl.dashboard import live
+from cpfl.dashboard import state
 
 
 def dashboard() -> None:
     """The program."""
-    live.QUIET = math.inf
+    state.QUIET = math.inf
     pages.SHARE = math.inf
     processes.cpfl()

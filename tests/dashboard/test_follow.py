@@ -15,13 +15,14 @@ import cpfl
 from cpfl.dashboard import follow
 from cpfl.dashboard.dashboard import Dashboard
 from cpfl.dashboard.follow import Followed, Tail
-from cpfl.dashboard.live import training_left, worker_pool
+from cpfl.dashboard.live import worker_pool
+from cpfl.dashboard.work import samples_left
 from cpfl.errors import DamagedError
 from cpfl.report.reading import LONGEST, CohortHistory, read
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
 from cpfl.settings import Experiment
-from cpfl.terminal.progress import Throughput
+from cpfl.terminal.progress import Expected, Throughput
 
 MOST = 1 << 20
 
@@ -201,23 +202,31 @@ def test_throughput_is_that_of_the_records() -> None:
     assert samples.rate == 0
 
 
-def test_time_left_has_bounds() -> None:
-    experiment = Experiment(cohorts=1, clients=2, max_rounds=100, stopping={"patience": 20})
-    history = CohortHistory().extend(line(i) for i in range(1, 36))  # 35 rounds, the best was the 30th
-    samples = Throughput(began=0.0)
-    assert training_left(samples.rate, experiment, [[3, 4]], [history], {}) is None
-    samples.tick(35.0, history.samples)  # a round a second
-    assert training_left(samples.rate, experiment, [[3, 4]], [history], {}) == pytest.approx((15, 65))
-    spent = history.cpu_seconds  # of 35 rounds; as much again is allowed
-    stopping = {"rule": "joint", "max_cpu_hours": spent / 1800}
-    limited = Experiment(cohorts=1, clients=2, max_rounds=100, stopping=stopping)
-    assert (training_left(samples.rate, limited, [[3, 4]], [history], {}) or (0, 0))[1] == pytest.approx(35)
-    budgets = {0: spent / 35 * 45}  # set by an evaluation
-    assert (training_left(samples.rate, limited, [[3, 4]], [history], budgets) or (0, 0))[1] == pytest.approx(10)
-    epochs = Throughput()
-    epochs.tick(36.0, 2)
-    epochs.tick(38.0, 4)
-    assert epochs.rate == 1
+def left(settings: dict[str, Any], ended: list[int], budgets: dict[int, float] | None = None) -> Expected:
+    """The rounds left of a cohort after 35, of which the 30th was the best."""
+    experiment = Experiment(cohorts=1, clients=2, max_rounds=100, stopping=settings)
+    history = CohortHistory().extend(line(i) for i in range(1, 36))
+    found = samples_left(experiment, [[3, 4]], [history], budgets or {}, ended)
+    assert found is not None
+    return found.times(1 / 50)
+
+
+def test_what_is_left_is_what_others_trained_longer() -> None:
+    rule = {"patience": 20}
+    assert left(rule, []) == (15, False)  # the least that the rule allows
+    assert left(rule, [20, 30]) == (15, False)  # it has outlived both
+    assert left(rule, [20, 55, 75]) == (30, True)  # it has outlived one; the others did 20 and 40 more
+    assert left(rule, [36]) == (15, True)  # never less than the rule allows
+    assert left(rule, [400]) == (65, True)  # nor more
+    assert left({"rule": "rounds", "rounds": 50}, []) == (15, True)  # known exactly
+    assert samples_left(Experiment(cohorts=1, clients=2), [[3, 4]], [CohortHistory()], {}, []) is None
+
+
+def test_limits_of_cpu_hours_count() -> None:
+    spent = 6.0 * 35 / 3600  # hours, of 35 rounds; as much again is allowed
+    limited = {"rule": "joint", "max_cpu_hours": 2 * spent}
+    assert left(limited, [1000]).amount == pytest.approx(35)
+    assert left(limited, [1000], {0: 6.0 * 45}).amount == pytest.approx(10)  # set by an evaluation
 
 
 def test_a_dashboard_reads_a_part_at_a_time(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,50 @@ def test_a_run_from_its_beginning_to_its_end(browser: Any, patient: Start, train
         assert {address.removeprefix(served.address) for address in visit.asked} <= {"", "fresh.json", "data:,"}
 
 
+COLOURS_SEEN = """() => {
+    window.seen = {};
+    const look = () => document.querySelectorAll('.tile').forEach(tile => {
+        const dot = tile.querySelector('.dot');
+        if (dot) (window.seen[tile.title] ||= new Set()).add(dot.style.background);
+    });
+    new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
+    look();
+}"""
+
+
+def test_a_sweep_from_its_queue_to_its_end(browser: Any, patient: Start, training: Start, tmp_path: Path) -> None:
+    """One run is done, one is held, one waits; then all are done, and the report appears. No page is reloaded."""
+    (tmp_path / "runs").mkdir()
+    served = patient("runs")
+    with Visit(browser, served.address) as visit:
+        page = visit.page
+        page.evaluate(COLOURS_SEEN)
+        assert page.title() == "cpfl dashboard"
+        hold = Hold(tmp_path, 3, first=1)  # n = 1 ends
+        settings = {"max_rounds": 12, "stopping.patience": 10, "distillation.epochs": 2}
+        training(tmp_path / "runs" / "s", "1,2,4", **hold.settings(settings))
+        for state in ("done", "running", "queued"):
+            page.wait_for_function(f"document.querySelectorAll('.tile.{state}').length === 1")
+        page.wait_for_selector(".chips li")
+        page.wait_for_function("/^1\\/3 runs · \\d+ % · cpfl$/.test(document.title)")
+        share = int(page.title().split(" · ")[1].removesuffix(" %"))
+        assert 33 <= share < 100  # a run is done, and a part of the second
+        assert page.locator("#advice").count() == 0  # there is nothing to compare yet
+        assert "3 runs: 1 in progress, 1 queued, 1 finished." in page.inner_text("h1")
+        heads = page.locator(".active thead th").all_inner_texts()
+        assert {"virtual hours", "virtual CPU hours", "real time", "real time left"} <= set(heads)
+        visit.shot("a-sweep")
+        hold.end()
+        page.wait_for_function("document.title === '3/3 runs · 100 % · cpfl'")
+        page.wait_for_selector("#advice")
+        page.wait_for_selector("[data-figure=trade-off] svg")
+        assert page.locator(".tile").count() == 0
+        seen = page.evaluate("() => Object.values(window.seen).map(colours => colours.size)")
+        assert len(seen) >= 2
+        assert set(seen) == {1}, "a run keeps its colour while others begin and end"
+        assert visit.complaints == []
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_legible_at_any_width_in_both_schemes(browser: Any, dashboard_of_three: Any, width: int, scheme: str) -> None:
@@ -58,9 +102,23 @@ def test_legible_at_any_width_in_both_schemes(browser: Any, dashboard_of_three: 
         page = visit.page
         visit.shot(f"several-{width}-{scheme}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for shown in ("[data-figure] svg", ".active td, .active tbody th"):  # without scrolling
+        for shown in (
+            "[data-figure] svg",
+            ".active td, .active tbody th",
+            ".tile",
+            ".facts dd",
+            ".chips li",
+        ):  # without scrolling
             assert 0 < max(right_edges(page, shown)) <= width, shown
-        for selector in (".active td", "h1", ".kind", ".ago" if page.locator(".ago").count() else "h2"):
+        for selector in (
+            ".active td",
+            ".tile",
+            ".facts dt",
+            ".chips li",
+            "h1",
+            ".kind",
+            ".ago" if page.locator(".ago").count() else "h2",
+        ):
             ink, paper = page.evaluate(COLOURS, selector)
             lighter, darker = sorted((_luminance(ink), _luminance(paper)), reverse=True)
             assert (lighter + 0.05) / (darker + 0.05) >= 4.5, selector

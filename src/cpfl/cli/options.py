@@ -150,6 +150,12 @@ def notify(text: str) -> None:
     notes.print(printable(text), soft_wrap=True)
 
 
+def at_once(text: str) -> None:
+    """On a terminal, print what is about to happen before anything slow is imported: torch takes seconds."""
+    if notes.is_terminal:
+        notify(f"{text}: loading …")
+
+
 def show_json(tree: Any) -> None:
     """Print JSON, alone on standard output; paths become texts."""
     print(json.dumps(tree, indent=2, default=str))

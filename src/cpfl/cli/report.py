@@ -8,7 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from cpfl.cli.options import AsJson, DataFolder, Device, PathArgument, PathOption, console, notify, say, show_json
+from cpfl.cli.options import (
+    AsJson,
+    DataFolder,
+    Device,
+    PathArgument,
+    PathOption,
+    at_once,
+    console,
+    notify,
+    say,
+    show_json,
+)
 
 
 def list_runs(
@@ -74,6 +85,8 @@ def report(
 
     Example: cpfl report runs/demo --max-drop 1; cpfl report runs/demo --redistill
     """
+    at_once(f"report {' '.join(map(str, folders))}")
+
     from cpfl.report import writing
     from cpfl.report.advice import check_limits
     from cpfl.report.verdict import Limits
@@ -108,6 +121,8 @@ def dashboard(
 
     Example: cpfl dashboard runs; cpfl dashboard runs/demo --port 9000
     """
+    at_once(f"dashboard {folder}")
+
     from cpfl.dashboard.server import Server, is_local
 
     with contextlib.suppress(KeyboardInterrupt), Server(folder, host, port) as server:

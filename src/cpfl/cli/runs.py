@@ -44,7 +44,6 @@ def run(
 
     Example: cpfl run digits -n 8 --set snapshots=30m
     """
-    from cpfl import api
     from cpfl.settings import experiment_file
 
     if cohorts is not None:
@@ -52,6 +51,10 @@ def run(
             raise SettingError("the number of cohorts is given twice: by --cohorts and by --set cohorts")
         settings = [*(settings or []), f"cohorts={cohorts}"]
     chosen = experiment_file.load(experiment, settings or [])
+    options.at_once(f"{chosen.name}: {chosen.clients} clients, n = {chosen.cohorts}, seed {chosen.seed}")
+
+    from cpfl import api
+
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
     arguments["download"] = options.may_download(download)
     with _view(as_json, quiet, verbose, chosen) as callback:
@@ -79,6 +82,8 @@ def resume(
 
     Example: cpfl resume runs/20260301-120000-digits-n4-seed90
     """
+    options.at_once(f"resume {path}")
+
     from cpfl import api
     from cpfl.runs.folder import RunFolder
     from cpfl.sweep import grid
@@ -134,6 +139,8 @@ def distill(
 
     Example: cpfl distill DIR --at 10h; cpfl distill DIR --quorum 0.75 --weights uniform
     """
+    options.at_once(f"distill {path}")
+
     from cpfl import api
     from cpfl.runs.folder import RunFolder
     from cpfl.settings import experiment_file

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cpfl.cli import options
-from cpfl.errors import CpflError, SweepError, printable
+from cpfl.errors import CpflError, SweepError, failure, printable
 
 if TYPE_CHECKING:
     from cpfl.settings import Experiment
@@ -51,9 +51,14 @@ def sweep(
     Example: cpfl sweep digits --cohorts 1,2,4,8 --over data.alpha=0.1,1 --jobs 2
     """
     from cpfl.settings import experiment_file
-    from cpfl.sweep import default_folder
 
     base = experiment_file.load(experiment, settings or [], strict=False)  # a combination may need what is idle here
+    values = {"n": cohorts, "seed": seeds} | dict(pair.partition("=")[::2] for pair in over or [])
+    varied = ", ".join(f"{key} = {value}" for key, value in values.items() if value)
+    options.at_once(f"{base.name}: a sweep over {varied}")
+
+    from cpfl.sweep import default_folder
+
     folder = out or default_folder(base)
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
     arguments |= {"out": folder, "over": options.values(over or [], "--over")}
@@ -72,7 +77,6 @@ def run_sweep(
     from cpfl.report import tables
     from cpfl.report.advice import advise_runs
     from cpfl.sweep.view import SweepView
-    from cpfl.terminal.views import sentence
 
     with SweepView(options.progress_console(as_json, quiet)) as view:
         try:
@@ -93,7 +97,7 @@ def run_sweep(
             for rows in groups.values()
             for row in tables.by_cohorts(rows)
         ]
-        failed = [{"path": path, "error": sentence(error)} for path, error in view.failures]
+        failed = [{"path": path, "error": failure(reason)} for path, reason in view.failures]
         found = {"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": folder}
         options.show_json(found | {"advice": [advice.tree() for advice in advices]})
     else:
@@ -111,10 +115,10 @@ def run_sweep(
         for advice in advices:
             options.say((f"{advice.comparison.label}: " if len(advices) > 1 else "") + advice.text())
     if view.failures:
-        for path, failure in view.failures:
-            if not isinstance(failure, CpflError):  # a bug: the whole traceback
-                options.notify("".join(traceback.format_exception(failure)))
-            options.notify(f"cpfl: {path.name}: {sentence(failure)}")
+        for path, reason in view.failures:
+            if not isinstance(reason, CpflError):  # a bug: the whole traceback
+                options.notify("".join(traceback.format_exception(reason)))
+            options.notify(f"cpfl: {path.name}: {failure(reason)}")
         raise typer.Exit(1)
 
 

@@ -1,19 +1,27 @@
 """The dashboard follows every run in a folder and makes the page; its work is bounded, however often it is polled."""
 
+import contextlib
 import hashlib
 import json
 import threading
 import time
+from collections.abc import Container
 from pathlib import Path
 
+from cpfl.dashboard.figures import COMPARED, Colours
 from cpfl.dashboard.follow import Followed
-from cpfl.dashboard.live import COMPARED, drawn_live, live
+from cpfl.dashboard.live import busy_runs, live
+from cpfl.dashboard.machine import Machine
+from cpfl.dashboard.sweeps import FollowedSweep
+from cpfl.dashboard.tunes import FILE as TUNE
+from cpfl.dashboard.tunes import FollowedTune
 from cpfl.errors import CpflError
 from cpfl.report.content import Tree, content_of
-from cpfl.report.groups import group
+from cpfl.report.groups import Group, group
 from cpfl.report.reading import shown
 from cpfl.report.writing import fresh, render
 from cpfl.runs.finding import find_runs
+from cpfl.sweep.grid import FILE as SWEEP
 
 MOST = 8 << 20  # bytes of records that one update reads; the next one reads on
 INTERVAL = 1.0  # seconds between two updates, at least
@@ -28,7 +36,10 @@ class Dashboard:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._runs: dict[Path, Followed] = {}
+        self._sweeps: dict[Path, FollowedSweep] = {}
+        self._tunes: dict[Path, FollowedTune] = {}
         self._outside: list[tuple[str, str]] = []
+        self._colours, self._machine = Colours(), Machine()
         self._lock = threading.Lock()
         self._tree: Tree = {}
         self._next = self._rendered = self._spent = 0.0
@@ -79,11 +90,28 @@ class Dashboard:
         self._runs = {path: self._runs.get(path) or Followed(path, self.root) for path in found if path in inside}
         for run in self._runs.values():
             changed |= run.reload()
+        changed |= self._follow_sweeps()
         most = MOST
         for run in self._wanted():
             read = run.read(most)
             most -= read
             changed |= read > 0
+        return changed
+
+    def _follow_sweeps(self) -> bool:
+        """Read what is new of the sweeps and tunes in the folder, also of one whose first run has not begun."""
+        folders = {self.root, *(path.parent for path in self._runs if path != self.root)}
+        with contextlib.suppress(OSError):
+            folders |= {path for path in self.root.iterdir() if path.is_dir() and not path.is_symlink()}
+        sweeps = sorted(path for path in folders if (path / SWEEP).is_file())
+        tunes = sorted(path for path in folders if (path / TUNE).is_file())
+        changed = [sweeps, tunes] != [list(self._sweeps), list(self._tunes)]
+        self._sweeps = {path: self._sweeps.get(path) or FollowedSweep(path) for path in sweeps}
+        self._tunes = {path: self._tunes.get(path) or FollowedTune(path) for path in tunes}
+        for sweep in self._sweeps.values():
+            changed |= sweep.update()
+        for tune in self._tunes.values():
+            changed |= tune.update()
         return changed
 
     def _wanted(self) -> list[Followed]:
@@ -101,14 +129,21 @@ class Dashboard:
 
     def _content(self) -> Tree:
         runs = self._latest()
-        damaged = [(shown(run.path), run.damage) for run in self._runs.values() if run.damage] + self._outside
-        tree = content_of([run.facts for run in sorted(runs, key=lambda run: run.path)], damaged)
-        tree |= {"live": live(runs, time.time()), "folder": shown(self.root)}
-        # An experiment whose runs are all drawn live does not draw the same curves again.
-        names = {shown(run.path) for run in drawn_live([run for run in runs if not run.finished])}
-        for one in tree["groups"]:
-            if all(run["path"] in names for run in one["runs"]):
-                for section in one["sections"]:
-                    section["figures"] = [f for f in section["figures"] if not f["id"].endswith("validation-loss")]
-                one["sections"] = [section for section in one["sections"] if section["figures"]]
+        sweeps = [sweep for sweep in self._sweeps.values() if not sweep.damage]
+        damaged = [(shown(run.path), run.damage) for run in self._runs.values() if run.damage]
+        tunes = [tune for tune in self._tunes.values() if not tune.damage]
+        damaged += [(shown(sweep.path), sweep.damage) for sweep in self._sweeps.values() if sweep.damage]
+        damaged += [(shown(tune.path), tune.damage) for tune in self._tunes.values() if tune.damage]
+        now, machine = time.time(), self._machine.facts() if any(not run.finished for run in runs) else {}
+        reported = [run.facts for run in sorted(runs, key=lambda run: run.path)]
+        busy = busy_runs(runs, sweeps, now)
+        compared = [run for one in group(reported) if _comparable(one, busy) for run in one.runs]
+        tree = content_of(compared, damaged + self._outside)
+        tree |= {"live": live(runs, sweeps, tunes, self._runs, self._colours, machine, now), "folder": shown(self.root)}
         return tree
+
+
+def _comparable(one: Group, busy: Container[Path]) -> bool:
+    """Whether the report of an experiment says something: two n have finished, or one, and no other will now."""
+    finished = {run.n for run in one.runs if run.summary is not None}
+    return len(finished) > 1 or (len(finished) == 1 and not any(run.folder.path in busy for run in one.runs))

@@ -1,5 +1,6 @@
 """Follow a run while another process writes it: new lines are read once and kept as sums and curves."""
 
+import math
 import os
 import stat
 from dataclasses import replace
@@ -10,9 +11,12 @@ from typing import Any
 from cpfl.errors import DamagedError
 from cpfl.report.reading import READ_ERRORS, CohortHistory, RunFacts, damage, read, shown
 from cpfl.runs import records
+from cpfl.runs.folder import RunFolder
 from cpfl.terminal.progress import Throughput
 
 STARTS = ("started", "resumed")  # events in a run's log
+SHORT = ("run.json", "experiment.toml", "summary.json", "evaluations.jsonl", "meetings.jsonl", "log.jsonl")
+Stamp = tuple[int, float, int] | None
 EPOCH_BYTES = 1 << 20  # of epochs.jsonl that are read at a time
 
 
@@ -59,9 +63,11 @@ class Followed:
         self.damage = ""  # what is wrong with it; empty: nothing
         self.caught_up = False  # all records were read
         self.began = self.ended = 0.0  # when run.json and summary.json were written; 0: not yet
+        self.started = 0.0  # when the process that trains it started or resumed it
+        self.meetings: list[float] = []  # their virtual seconds
         self._facts: RunFacts | None = None
         self._evaluations: list[dict[str, Any]] = []
-        self._files: list[tuple[int, float, int] | None] = []
+        self._files: list[Stamp] = []
 
     @property
     def facts(self) -> RunFacts:
@@ -85,9 +91,9 @@ class Followed:
         return max(self.began, self._epochs.modified, *(tail.modified for tail in self.tails))
 
     def reload(self) -> bool:
-        """Read the short files if one has changed: settings, cohorts, outcome, evaluations, later distillations."""
-        names = [self.path / name for name in ("run.json", "experiment.toml", "summary.json", "evaluations.jsonl")]
-        found = [_stamp(path) for path in (*names, *sorted(self.path.glob("distillations/*/summary.json")))]
+        """Read the short files if one has changed: settings, cohorts, outcome, meetings, later distillations."""
+        later = sorted(self.path.glob("distillations/*/summary.json"))
+        found = [stamp(path) for path in (*(self.path / name for name in SHORT), *later)]
         if found == self._files:
             return False
         if found[:1] != self._files[:1]:  # a run that is new, or another one under the same name
@@ -97,7 +103,7 @@ class Followed:
             self.epoch = 0  # of the distillation
             self.samples, self.epochs = Throughput(_began(self.path)), Throughput()
         self._files, self.damage, self.caught_up = found, "", False
-        self.began, self.ended = (stamp[1] if stamp else 0.0 for stamp in (found[0], found[2]))
+        self.began, self.ended = (one[1] if one else 0.0 for one in (found[0], found[2]))
         try:
             self._facts = read(self.path)
             if not self.tails:
@@ -105,6 +111,8 @@ class Followed:
                 self.tails = [Tail(self._facts.folder.rounds(cohort)) for cohort in cohorts]
                 self.histories = [CohortHistory() for _ in cohorts]
             self._evaluations = self._facts.evaluations
+            self.meetings = _meetings(self._facts.folder)
+            self.started = next(reversed(_starts(self.path)), self.began)
             facts = self.facts
             _ = facts.cohorts, facts.students
         except READ_ERRORS as error:
@@ -150,7 +158,7 @@ class Followed:
         return tail.read - before
 
 
-def _stamp(path: Path) -> tuple[int, float, int] | None:
+def stamp(path: Path) -> Stamp:
     """Inode, time and size of a file, which tell whether it has changed; None: there is none."""
     try:
         found = os.stat(path)
@@ -161,8 +169,27 @@ def _stamp(path: Path) -> tuple[int, float, int] | None:
 
 def _began(path: Path) -> float | None:
     """When training began; None for a resumed run, whose earlier throughput is not known."""
+    starts = _starts(path)
+    return starts[0] if len(starts) == 1 else None
+
+
+def _starts(path: Path) -> list[float]:
+    """When the run was started and resumed; empty where its log does not say: only estimates depend on it."""
     try:
-        starts = [line["time"] for line in records.read(path / "log.jsonl") if line["event"] in STARTS]
-        return datetime.fromisoformat(starts[0]).timestamp() if len(starts) == 1 else None
-    except (*READ_ERRORS, ValueError, OSError):  # only an estimate depends on it
-        return None
+        lines = records.read(path / "log.jsonl")
+        return [datetime.fromisoformat(line["time"]).timestamp() for line in lines if line["event"] in STARTS]
+    except READ_ERRORS:
+        return []
+
+
+def _meetings(folder: RunFolder) -> list[float]:
+    """The virtual seconds of all meetings."""
+    path = folder.meetings()
+    lines = records.read_sealed(path, folder.identity)
+    try:
+        clocks = [float(line["clock"]) for line in lines]
+    except (KeyError, TypeError, ValueError):
+        clocks = [math.nan]
+    if not all(map(math.isfinite, clocks)):
+        raise DamagedError(f"{path} is damaged: a line is not that of a meeting")
+    return clocks

@@ -1,135 +1,167 @@
-"""The live part of the page: unfinished runs with progress and time left, their workers, latest stops and curves."""
+"""The live part of the page: the boards, unfinished runs with progress and time left, workers, stops and figures."""
 
 import json
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cpfl.dashboard.board import ACTIVE, ENDED, Board, per_cent_of, run_board, share_of, sweep_board
+from cpfl.dashboard.figures import COMPARED, Colours, drawn_live, live_figures
 from cpfl.dashboard.follow import Followed
-from cpfl.report import cohort_figures
-from cpfl.report.content import Tree, figure, with_rows
-from cpfl.report.reading import READ_ERRORS, CohortHistory, RunFacts
-from cpfl.settings import Experiment
-from cpfl.terminal.progress import Bounds, duration, rounds_left, time_left
+from cpfl.dashboard.state import clock, patience, state_of
+from cpfl.dashboard.sweeps import FollowedSweep
+from cpfl.dashboard.tunes import FollowedTune
+from cpfl.dashboard.work import Work
+from cpfl.report.content import Tree
+from cpfl.report.reading import READ_ERRORS
+from cpfl.terminal.progress import Expected, duration, time_left
 from cpfl.terminal.views import worker_cells
 from cpfl.user_files import check_readable
 
-QUIET = 60.0  # seconds without a record after which a run may have been interrupted
 FRESH = 30.0  # seconds after which workers.json may be no longer true
 STOPS = 8  # the latest that are listed
-CURVES = 400  # in one figure, all runs together
-COMPARED = 8  # runs side by side: as many as there are colours
+PATIENT = 6  # runs whose cohorts are listed
 
 
-def live(runs: Sequence[Followed], now: float) -> Tree:
-    """The live part of the tree; `runs` with the latest first."""
-    active = [run for run in runs if not run.finished]
+def live(
+    runs: Sequence[Followed],
+    sweeps: Sequence[FollowedSweep],
+    tunes: Sequence[FollowedTune],
+    every: Mapping[Path, Followed],
+    colours: Colours,
+    machine: Mapping[str, str],
+    now: float,
+) -> Tree:
+    """The live part of the tree.
+
+    Parameters
+    ----------
+    runs
+        Those that can be read, the latest first.
+    every
+        All runs by path, damaged ones too.
+    colours
+        Those that runs had before.
+    machine
+        What is said of the machine, by name.
+    """
+    failed = {sweep.path / name for sweep in sweeps for name in sweep.failures}
+    active = [run for run in runs if not run.finished and run.path not in failed]
+    drawn = dict.fromkeys(run.name for run in (*drawn_live(active), *runs[:COMPARED], *active))
+    of_run = colours.of(list(drawn))
+    boards = [sweep_board(sweep, every, now, of_run) for sweep in sweeps]
+    swept = {sweep.path / name for sweep in sweeps for name in sweep.runs}.union(*(tune.runs for tune in tunes))
+    alone = [run for run in runs if run.path not in swept]
+    others = run_board(alone, now, of_run)
+    open_boards = [board for board in boards if board.counts.keys() - {*ENDED}]
+    tuned = [tune.board(now) for tune in tunes if not tune.finished]
+    if len(alone) > 1 and others.counts.keys() - {*ENDED}:
+        open_boards.append(others)
     unread = sum(run.unread for run in runs)
     read = sum(tail.read for run in runs for tail in run.tails)
     share = 100 * read // (read + unread) if unread else 100
+    works = {path: work for board in (*boards, others) for path, work in board.works.items()}
+    rows = [_row(run, works.get(run.path), of_run, now) for run in active]
     return {
-        "sentence": _sentence(runs, active, now),
+        "sentence": _sentence([*boards, *tuned, others]),
+        "tab": _tab([*boards, *tuned, others]),
         "reading": f"Still reading: {share} % of the records are in the figures." if unread else "",
-        "runs": [_row(run, now) for run in active],
+        "machine": machine if active else {},
+        "boards": [board.tree for board in (*open_boards, *tuned)],
+        "heads": list(dict.fromkeys(head for row in rows for head in row["cells"])),
+        "runs": rows,
+        "patience": [
+            patience(run.facts, run.histories) | {"name": run.name, "colour": of_run[run.name]}
+            for run in [run for run in active if _trains(run, now)][:PATIENT]
+        ],
         "stops": _stops(active, now),
         "pools": [found for run in active if (found := worker_pool(run.name, run.path, now))],
-        "figures": _figures(runs, active),
+        "figures": live_figures(runs, active, of_run),
     }
 
 
-def drawn_live(active: Sequence[Followed]) -> list[Followed]:
-    """Unfinished runs that have curves, as many as fit into one figure, but at least one."""
-    chosen: list[Followed] = []
-    curves = 0
-    for run in (run for run in active if any(history.curve for history in run.histories)):
-        curves += len(run.histories)
-        if chosen and curves > CURVES:
-            break
-        chosen.append(run)
-    return chosen
+def busy_runs(runs: Sequence[Followed], sweeps: Sequence[FollowedSweep], now: float) -> set[Path]:
+    """Runs in progress, and all runs of a sweep of which one is in progress or still to begin."""
+    busy = {run.path for run in runs if state_of(run, now)[0] in ACTIVE}
+    begun = {run.path for run in runs}
+    for sweep in sweeps:
+        paths = {sweep.path / name for name in sweep.runs}
+        queued = not sweep.ended and bool(paths - begun)
+        busy -= {sweep.path / name for name in sweep.failures}
+        busy |= paths if queued or paths & busy else set()
+    return busy
 
 
-def _sentence(runs: Sequence[Followed], active: Sequence[Followed], now: float) -> str:
-    if not runs:
+def _sentence(boards: Sequence[Board]) -> str:
+    """What the page says first: the runs by state, those that can change first."""
+    counts = sum((board.counts for board in boards), Counter[str]())
+    if not counts:
         return "There are no runs in this folder yet; the first one appears here as soon as it begins."
-    writing = sum(now - run.modified <= QUIET for run in active)
-    counts = {
-        "in progress": writing,
-        "unfinished and quiet": len(active) - writing,
-        "finished": len(runs) - len(active),
+    words = {
+        "running": "in progress",
+        "quiet": "unfinished and quiet",
+        "interrupted": "interrupted",
+        "failed": "failed",
+        "queued": "queued",
+        "pruned": "stopped early",
+        "repeated": "repeated",
+        "done": "finished",
     }
-    texts = [f"{count} {what}" for what, count in counts.items() if count]
-    return f"One run, {texts[0].removeprefix('1 ')}." if len(runs) == 1 else f"{len(runs)} runs: {', '.join(texts)}."
+    texts = [f"{counts[state]} {what}" for state, what in words.items() if counts[state]]
+    whole = sum(counts.values())
+    return f"One run, {texts[0].removeprefix('1 ')}." if whole == 1 else f"{whole} runs: {', '.join(texts)}."
 
 
-def _row(run: Followed, now: float) -> Tree:
-    facts = run.facts
-    histories, stopped = run.histories, sum(bool(history.stop) for history in run.histories)
-    kind, state = _state(run, facts, stopped, now)
+def _tab(boards: Sequence[Board]) -> str:
+    """The title of the browser's tab: how many runs have finished and how much work is done, where not all is."""
+    filled = [board for board in boards if board.counts]
+    chosen = [board for board in filled if board.counts.keys() - {*ENDED}] or filled
+    counts = sum((board.counts for board in chosen), Counter[str]())
+    if not counts:
+        return "cpfl dashboard"
+    share = share_of(chosen)
+    runs = f"{sum(counts[state] for state in ENDED)}/{sum(counts.values())} runs"
+    failed = f"{counts['failed']} failed" if counts["failed"] else ""
+    return " · ".join(filter(None, (runs, failed, "" if share is None else f"{share} %", "cpfl")))
+
+
+def _trains(run: Followed, now: float) -> bool:
+    return state_of(run, now)[0] == "training" and any(history.rounds for history in run.histories)
+
+
+def _row(run: Followed, work: Work | None, colours: Mapping[str, str], now: float) -> Tree:
+    facts, histories = run.facts, run.histories
+    stopped = sum(bool(history.stop) for history in histories)
+    kind, state = state_of(run, now)
     speed, left = 0.0, None
-    if kind == "training":
+    if kind == "training" and run.samples.rate:
         speed = run.samples.rate
-        left = training_left(speed, facts.experiment, facts.about["cohorts"], histories, _cpu_budgets(facts))
-    elif kind == "distilling" and run.epochs.rate:
-        seconds = (facts.experiment.distillation.epochs - run.epoch) / run.epochs.rate
-        left = seconds, seconds
+        left = None if work is None else work.left.times(1 / speed)
+    elif kind == "distilling" and run.epoch:
+        epochs = facts.experiment.distillation.epochs - run.epoch
+        left = Expected(epochs / run.epochs.rate, sure=True) if run.epochs.rate else None
+    hours, cpu_hours = (f"{clock(facts)} {what}" for what in ("hours", "CPU hours"))
+    meetings = {"meetings": f"{len(run.meetings):,}"} if facts.experiment.meets else {}
     return {
         "name": run.name,
+        "colour": colours[run.name],
         "n": facts.n,
         "seed": facts.experiment.seed,
         "kind": kind,
         "state": state,
-        "done": stopped,
-        "cohorts": len(histories),
+        "share": per_cent_of(run, work),
         "cells": {
             "cohorts stopped": f"{stopped} of {len(histories)}",
             "rounds": f"{sum(history.rounds for history in histories):,}",
-            "hours": f"{max((history.clock for history in histories), default=0.0) / 3600:,.2f}",
-            "CPU hours": f"{sum(history.cpu_seconds for history in histories) / 3600:,.1f}",
+            **meetings,
+            hours: f"{max((history.clock for history in histories), default=0.0) / 3600:,.2f}",
+            cpu_hours: f"{sum(history.cpu_seconds for history in histories) / 3600:,.1f}",
             "traffic GB": f"{sum(history.bytes for history in histories) / 1e9:,.2f}",
             "samples/s": f"{speed:,.0f}" if speed else "–",
-            "time left": time_left(left).removesuffix(" left") or "–",
+            "real time": duration(now - run.started),
+            "real time left": time_left(left).removesuffix(" left") or "–",
         },
     }
-
-
-def training_left(
-    speed: float,
-    experiment: Experiment,
-    cohorts: Sequence[Sequence[int]],
-    histories: Sequence[CohortHistory],
-    cpu_budgets: Mapping[int, float],
-) -> Bounds:
-    """Real seconds until every cohort has stopped, at the least and at the most.
-
-    `speed` is in samples a second; `cpu_budgets` holds CPU seconds by cohort, where an evaluation has set them.
-    """
-    training = {cohort: history for cohort, history in enumerate(histories) if not history.stop}
-    if not speed or not all(history.rounds for history in training.values()):
-        return None
-    least = most = 0.0
-    limit = experiment.stopping.max_cpu_hours * 3600 or math.inf
-    for cohort, h in training.items():
-        budget = cpu_budgets.get(cohort, limit * len(cohorts[cohort]) / experiment.clients)
-        left = rounds_left(experiment, h.rounds, h.clock, h.cpu_seconds, budget, h.best_round)
-        least += left.least * h.last_samples / speed
-        most += left.most * h.last_samples / speed
-    return least, most
-
-
-def _cpu_budgets(facts: RunFacts) -> dict[int, float]:
-    """The CPU seconds that the latest evaluation allows each cohort, if there is one and a limit."""
-    last = facts.evaluations[-1] if facts.evaluations else {}
-    return dict(zip(last.get("cohorts", ()), last.get("cpu_budgets", ()), strict=False))
-
-
-def _state(run: Followed, facts: RunFacts, stopped: int, now: float) -> tuple[str, str]:
-    if now - run.modified > QUIET:
-        return "quiet", f"quiet for {duration(now - run.modified)}; if it was interrupted, cpfl resume continues it"
-    if run.epoch or stopped == len(run.histories):
-        epochs = facts.experiment.distillation.epochs
-        return "distilling", f"distilling, epoch {run.epoch} of {epochs}" if run.epoch else "distilling"
-    return "training", "training" if any(history.rounds for history in run.histories) else "in its first round"
 
 
 def _stops(active: Sequence[Followed], now: float) -> list[Tree]:
@@ -138,7 +170,7 @@ def _stops(active: Sequence[Followed], now: float) -> list[Tree]:
     found = [(run.tails[cohort].modified, run, cohort, history) for run, cohort, history in cohorts if history.stop]
     stops = []
     for modified, run, cohort, h in sorted(found, key=lambda stop: -stop[0])[:STOPS]:
-        text = f"cohort {cohort} after {h.rounds:,} rounds, {h.clock / 3600:,.2f} h ({h.stop})"
+        text = f"cohort {cohort} after {h.rounds:,} rounds, {h.clock / 3600:,.2f} {clock(run.facts)} h ({h.stop})"
         prefix = f"{run.name}: " if len(active) > 1 else ""
         stops.append({"text": prefix + text, "ago": duration(now - modified)})
     return stops
@@ -160,18 +192,3 @@ def worker_pool(run: str, folder: Path, now: float) -> Tree | None:
     except (*READ_ERRORS, RecursionError):  # it is rewritten every second, or not ours
         return None
     return {"run": run, "workers": rows, "dashboard": link if link.startswith(("http://", "https://")) else ""}
-
-
-def _figures(runs: Sequence[Followed], active: Sequence[Followed]) -> list[Tree]:
-    cohorts = [
-        ({"run": run.name, "cohort": cohort}, history)
-        for run in drawn_live(active)
-        for cohort, history in enumerate(run.histories)
-    ]
-    compared = {run.name: run.histories for run in runs[:COMPARED]}
-    made = []
-    if cohorts:
-        made.append(figure("live-curves", cohort_figures.losses(cohorts, cohorts[0][0]["run"])))
-    if active and len(compared) > 1:
-        made.append(figure("live-runs", cohort_figures.side_by_side(compared)))
-    return with_rows(made)

@@ -82,7 +82,7 @@ def losses_of(runs: Sequence[RunFacts], numbers: Sequence[int], picks: Mapping[s
     return style.chart(description, *layers, picks=picks, cohorts=_loss_rows(cohorts))
 
 
-def side_by_side(runs: Mapping[str, Sequence[CohortHistory]]) -> Spec:
+def side_by_side(runs: Mapping[str, Sequence[CohortHistory]], colours: Sequence[str]) -> Spec:
     """The mean validation loss over the cohorts of each run; a cohort that has stopped keeps its last value."""
     rows = []
     for run, histories in runs.items():
@@ -95,7 +95,7 @@ def side_by_side(runs: Mapping[str, Sequence[CohortHistory]]) -> Spec:
             values = (curve[bisect_right(curve, (moment, float("inf"))) - 1][1] for curve in curves)
             rows.append({"run": run, "hours": short(moment), "loss": short(sum(values) / len(curves))})
     axes, tooltip = style.channels("live-runs")
-    base = axes | {"color": style.colour_of("run", list(runs))}
+    base = axes | {"color": style.colour_of("run", list(runs), colours)}
     return style.chart(
         f"Mean validation loss over virtual hours: {', '.join(runs)}",
         mark("line", base, strokeWidth=2),

@@ -124,7 +124,9 @@ def render(tree: Tree, *, refresh: str = "", folder: str = "") -> str:
     folder
         The folder of the figures, to link them.
     """
-    scripts = [vega(), *(_pages.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)]
+    live = ("live",) if refresh else ()
+    scripts = [vega(), *(_pages.joinpath(f"{name}.js").read_text("utf-8") for name in (*SCRIPTS, *live))]
+    styles = [_pages.joinpath(f"{name}.css").read_text("utf-8") for name in ("page", *live)]
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     update = fresh(tree, folder)
     drawn = {key: update[key] for key in ("figures", "explorers")}
@@ -134,7 +136,7 @@ def render(tree: Tree, *, refresh: str = "", folder: str = "") -> str:
         body=update["body"],
         figures=figures.replace("<", "\\u003c"),  # cannot end the script element it stands in
         refresh=refresh,
-        style=_pages.joinpath("page.css").read_text(encoding="utf-8"),
+        style="".join(styles),
         scripts=scripts,
         hashes=[f"sha256-{base64.b64encode(digest).decode()}" for digest in digests],  # a browser runs no other script
     )

@@ -19,6 +19,7 @@ class RunProgress(NamedTuple):
     stopped: int
     cohorts: int
     epoch: int  # of the distillation; 0: not started
+    meetings: int = 0  # of its cohorts
 
 
 class SweepCallback:

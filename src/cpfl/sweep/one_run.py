@@ -26,8 +26,9 @@ Follow = Callable[[Path], Callback]
 class ProgressReporter(Callback):
     """A run's callback that reports its progress to the sweep."""
 
-    def __init__(self, name: str, cohorts: int, report: Report) -> None:
-        self._progress, self._report, self._reported = RunProgress(name, 0, 0, cohorts, 0), report, 0.0
+    def __init__(self, name: str, experiment: Experiment, report: Report) -> None:
+        self._progress = RunProgress(name, 0, 0, experiment.cohorts, 0)
+        self._meets, self._report, self._reported = experiment.meets, report, 0.0
         report(self._progress)
 
     def on_start(self, sessions: Sequence[Session]) -> None:
@@ -35,7 +36,9 @@ class ProgressReporter(Callback):
         self._update(rounds=sum(session.round for session in sessions), stopped=stopped, cohorts=len(sessions))
 
     def on_round(self, session: Session, closed: ClosedRound) -> None:
-        self._update(rounds=self._progress.rounds + 1, stopped=self._progress.stopped + bool(session.stopped))
+        progress = self._progress
+        meetings = max(progress.meetings, session.phases) if self._meets else 0
+        self._update(rounds=progress.rounds + 1, stopped=progress.stopped + bool(session.stopped), meetings=meetings)
 
     def on_epoch(self, record: object) -> None:
         self._update(epoch=self._progress.epoch + 1)
@@ -52,7 +55,7 @@ def run_or_resume(
     experiment: Experiment, path: Path, report: Report, follow: Follow = lambda path: Callback(), **common: Any
 ) -> None:
     """Start the run at this path, or resume it."""
-    callback = CallbackList(ProgressReporter(path.name, experiment.cohorts, report), follow(path))
+    callback = CallbackList(ProgressReporter(path.name, experiment, report), follow(path))
     if not (path / "run.json").is_file():
         api.run(experiment, out=path, callback=callback, verbose=False, **common)
         return

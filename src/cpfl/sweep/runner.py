@@ -23,6 +23,7 @@ from cpfl.settings.keywords import by_dotted_key
 from cpfl.sweep.callback import SweepCallback
 from cpfl.sweep.grid import SweepGrid, default_folder, value_of
 from cpfl.sweep.local import run_here
+from cpfl.sweep.log import SweepLog
 from cpfl.sweep.one_run import End, Work
 from cpfl.sweep.processes import run_in_processes
 from cpfl.sweep.view import following
@@ -126,23 +127,24 @@ def _sweep(
     common["cluster"] = resolve_cluster(common.get("cluster"), common.get("device", "auto"))
     finished = _check(grid, folder, common, callback.on_message, common.pop("download", False))
     failed: dict[Path, Exception] = {}
+    log = SweepLog(folder, callback)
 
     def end(path: Path, error: Exception | None) -> None:
         if error is None:
-            callback.on_run(Run(path))
+            log.on_run(Run(path))
             on_run(Run(path))
         else:
             failed[path] = error
-            callback.on_failure(path, error)
+            log.on_failure(path, error)
 
-    with machines(grid.engine, folder, jobs, common) as (device, make_runs):
+    with machines(grid.engine, folder, jobs, common) as (device, make_runs), contextlib.ExitStack() as stack:
         grid = grid.resolved(folder, device)
         grid.merged(folder).write(folder)
-        callback.on_start(grid, finished)
+        stack.enter_context(log).on_start(grid, finished)
         for name in finished:
             end(folder / name, None)
         work = {folder / name: grid.experiment(name) for name in grid.runs if name not in finished}
-        make_runs(work, common, callback, end)
+        make_runs(work, common, log, end)
     runs = [Run(folder / name, common.get("model")) for name in grid.runs if folder / name not in failed]
     if failed:
         raise SweepError(len(grid.runs), runs, failed)

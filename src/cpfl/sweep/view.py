@@ -1,4 +1,4 @@
-"""A sweep on the screen: one line for each run that ends, and a live line for all of them."""
+"""A sweep on the screen: one line for each run that ends, and live lines for those in progress."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,11 +8,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from cpfl.errors import failure
 from cpfl.inference.run import Run
 from cpfl.sweep.callback import RunProgress, SweepCallback
 from cpfl.sweep.grid import SweepGrid
+from cpfl.terminal.live_view import LiveView
 from cpfl.terminal.progress import duration
-from cpfl.terminal.views import LiveView, is_shown, progress_console, sentence
+from cpfl.terminal.views import is_shown, progress_console
+
+INDENT = 6  # columns before the facts that need another line
 
 
 class SweepView(LiveView, SweepCallback):
@@ -45,7 +49,8 @@ class SweepView(LiveView, SweepCallback):
     def on_wait(self) -> None:
         """Without a live view, print the progress from time to time."""
         if self._line_due():
-            self.on_message(self._facts())
+            self.on_message(" · ".join(self._facts()))
+        self._changed()
 
     def on_run(self, run: Run) -> None:
         """Print the outcome."""
@@ -58,8 +63,8 @@ class SweepView(LiveView, SweepCallback):
             words += [f"{key} = {value}" for key, value in self.grid.varied(run.path.name).items()]
         score = f"{summary.get('metric', 'accuracy')} {summary['student_accuracy']:.1f} %"
         self.on_message(
-            f"{', '.join(words)}: {score}, {summary['hours']:.2f} h, "
-            f"{summary['cpu_hours']:.1f} CPU h  ({summary['wall_seconds']:.1f} s)"
+            f"{', '.join(words)}: {score}, {summary['hours']:.2f} virtual h, "
+            f"{summary['cpu_hours']:.1f} virtual CPU h  ({duration(summary['wall_seconds'])} of real time)"
         )
 
     def on_failure(self, path: Path, error: Exception) -> None:
@@ -67,29 +72,33 @@ class SweepView(LiveView, SweepCallback):
         self.failures.append((path, error))
         ended = self._progress.pop(path.name, None)
         self._rounds += ended.rounds if ended else 0
-        self.on_message(f"{path.name} failed: {sentence(error)}")
+        self.on_message(f"{path.name} failed: {failure(error)}")
 
-    def _facts(self) -> str:
+    def _facts(self) -> list[str]:
         ended, active = self._finished + len(self.failures), self._progress.values()
         rounds = self._rounds + sum(progress.rounds for progress in active)
-        facts = f"{ended} of {self._total} runs ended · {rounds:,} rounds"
+        facts = [f"{ended} of {self._total} runs ended", f"{rounds:,} rounds"]
         if self.failures:
-            facts += f" · {len(self.failures)} failed"
+            facts.append(f"{len(self.failures)} failed")
         new = ended - self._before
         if new > 0 and ended < self._total:
             # Runs differ, n = 1 from n = 8 most of all: an estimate from the mean of those that have ended.
             each = (time.monotonic() - self._began) / (new + 0.5 * len(active))
-            facts += f" · about {duration(each * (self._total - ended - 0.5 * len(active)))} left"
+            facts.append(f"about {duration(each * (self._total - ended - 0.5 * len(active)))} left")
         return facts
 
     def _lines(self) -> Sequence[Text | str]:
         if not self._total:
             return ["preparing …"]
-        lines = [f"sweep {self._bar((self._finished + len(self.failures)) / self._total)} {self._facts()}"]
-        for progress in sorted(self._progress.values())[: max(1, self._console.height - 4)]:
-            training = f"{progress.stopped} of {progress.cohorts} stopped"
-            state = f"distill epoch {progress.epoch}" if progress.epoch else training
-            lines.append(f"  {progress.name}: {progress.rounds:,} rounds · {state}")
+        bar = f"sweep {self._bar((self._finished + len(self.failures)) / self._total)} "
+        lines = self._flow(bar, self._facts(), INDENT)
+        for progress in sorted(self._progress.values())[: max(1, self._console.height - 3 - len(lines))]:
+            state = f"{progress.stopped} of {progress.cohorts} stopped"
+            if progress.epoch:
+                state = f"distill epoch {progress.epoch}"
+            elif progress.meetings:
+                state += f" · {progress.meetings} meeting{'s' * (progress.meetings > 1)}"
+            lines += self._flow(f"  {progress.name}: ", [f"{progress.rounds:,} rounds", state], INDENT)
         return lines
 
 

@@ -2,9 +2,10 @@
 
 import itertools
 import math
+import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from cpfl.federation.session import ClosedRound, Session
@@ -12,11 +13,10 @@ from cpfl.settings import Experiment
 
 WINDOW = 60.0  # seconds over which throughput is measured: it changes when cohorts stop
 FEWEST = 4  # measurements that are kept although they are older: rounds may be long
-ALIKE = 1.2  # bounds this close are one estimate
+UNSURE = 0.2  # of an amount that is still called sure
 LEVELS = "▁▂▃▄▅▆▇█"
 PLAIN_LEVELS = "_.-=+*%#"  # where the terminal knows no Unicode
 LONGEST = 128  # values of a curve
-Bounds = tuple[float, float] | None  # seconds, at the least and at the most; None: not known yet
 
 
 class RoundsLeft(NamedTuple):
@@ -43,6 +43,37 @@ def rounds_left(
     if stopping.rule == "joint":
         least = 1 if experiment.meets else min(most, stopping.eval_interval - done % stopping.eval_interval)
     return RoundsLeft(math.floor(least), math.ceil(most))
+
+
+class Expected(NamedTuple):
+    """An amount that is still to come, in rounds, samples or seconds."""
+
+    amount: float
+    sure: bool  # False: nothing that has ended tells more than the least that the stopping rule allows
+
+    def times(self, factor: float) -> "Expected":
+        """The same in another unit."""
+        return Expected(self.amount * factor, self.sure)
+
+
+def expected_rounds(left: RoundsLeft, done: int, ended: Sequence[int]) -> Expected:
+    """The rounds that a cohort still trains: as many as those that trained longer than it has until now.
+
+    `ended` holds the rounds of comparable cohorts that have stopped.
+    """
+    if left.least == left.most:
+        return Expected(left.least, sure=True)
+    longer = [rounds for rounds in ended if rounds > done]
+    if not longer:
+        return Expected(left.least, sure=False)
+    return Expected(min(max(statistics.fmean(longer) - done, left.least), left.most), sure=True)
+
+
+def total(parts: Iterable[Expected]) -> Expected:
+    """The sum, which is sure if nearly all of it is."""
+    each = list(parts)
+    whole, unsure = (sum(part.amount for part in some) for some in (each, [p for p in each if not p.sure]))
+    return Expected(whole, unsure <= UNSURE * whole)
 
 
 class Throughput:
@@ -90,17 +121,21 @@ class Curve:
             self._each *= 2
         self._sum, self._count = 0.0, 0
 
-    def line(self, width: int, levels: str = LEVELS) -> str:
-        """The whole curve, scaled from its lowest to its highest value, in at most so many characters."""
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Its lowest and its highest value; it has one."""
+        return min(self._values), max(self._values)
+
+    def line(self, width: int, levels: str, low: float, high: float) -> str:
+        """The whole curve in at most so many characters, on a scale from `low` to `high`."""
         values = self._values[:]
         if not values:
             return ""
         if len(values) > width:
             edges = [len(values) * k // width for k in range(width + 1)]
             values = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-        low, high = min(values), max(values)
         scale = (len(levels) - 1) / (high - low) if high > low else 0.0
-        return "".join(levels[round((value - low) * scale)] for value in values)
+        return "".join(levels[round((min(max(value, low), high) - low) * scale)] for value in values)
 
 
 class Cohort:
@@ -142,23 +177,30 @@ class ProgressEstimate:
         self.clock = max(self.clock, session.clock)
         self.stopped += bool(session.stopped)
 
-    def seconds_left(self) -> Bounds:
-        """Real seconds of training left.
-
-        At the least, every cohort stops as soon as it may, at the throughput of all in samples a second. At the most,
-        one cohort trains as long as it can, no faster than until now although others will have stopped.
-        """
-        self._throughput.tick(time.monotonic(), self.samples)
-        rate, elapsed = self._throughput.rate, time.monotonic() - self.began
+    def samples_left(self) -> Expected | None:
+        """Samples that all cohorts together still train on; None: a cohort has not closed a round yet."""
         training = [cohort for cohort in self.cohorts if not cohort.session.stopped]
-        if not rate or not training or not all(cohort.samples for cohort in training):
+        if not all(cohort.samples for cohort in training):
             return None
-        least = most = 0.0
-        for cohort in training:
-            left = self.rounds_left(cohort.session)
-            least += left.least * cohort.samples / rate
-            most = max(most, left.most * elapsed / (cohort.session.round - cohort.began_at))
-        return min(least, most), most
+        ended = [cohort.session.round for cohort in self.cohorts if cohort.session.stopped]
+        rounds = (expected_rounds(self.rounds_left(c.session), c.session.round, ended) for c in training)
+        return total(left.times(c.samples) for left, c in zip(rounds, training, strict=True))
+
+    def seconds_left(self) -> Expected | None:
+        """Real seconds of training left, at the measured throughput of all cohorts; None: not known yet."""
+        self._throughput.tick(time.monotonic(), self.samples)
+        rate, left = self._throughput.rate, self.samples_left()
+        return left.times(1 / rate) if rate and left is not None and left.amount else None
+
+    def share(self) -> float:
+        """Of the training samples that are expected in all, those that are trained on; 0: not known yet."""
+        done, left = sum(cohort.session.samples for cohort in self.cohorts), self.samples_left()
+        return 0.0 if left is None or not done else done / (done + left.amount)
+
+    def scale(self) -> tuple[float, float]:
+        """The lowest and the highest value of all curves."""
+        bounds = [cohort.curve.bounds for cohort in self.cohorts if cohort.average is not None]
+        return min((low for low, _ in bounds), default=0.0), max((high for _, high in bounds), default=0.0)
 
     def rounds_left(self, session: Session) -> RoundsLeft:
         """The rounds until this cohort may stop, and until it must."""
@@ -166,14 +208,9 @@ class ProgressEstimate:
         return rounds_left(self._experiment, s.round, s.clock, s.cpu_seconds, s.cpu_budget, s.best_round)
 
 
-def time_left(bounds: Bounds) -> str:
-    """A remaining time, no more exact than it is known."""
-    if bounds is None:
-        return ""
-    least, most = bounds
-    if most <= ALIKE * least or most < 1:
-        return f"about {duration(most)} left"
-    return f"{duration(least)} to at most {duration(most)} left"
+def time_left(left: Expected | None) -> str:
+    """A remaining real time, no more exact than it is known."""
+    return "" if left is None else f"{'about' if left.sure else 'at least'} {duration(left.amount)} left"
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""A run on the screen: drawn twice a second on a terminal and in a notebook, plain lines elsewhere."""
+"""A run on the screen: its cohorts with their loss curves, its progress, and the workers of a cluster."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,83 +7,22 @@ from functools import cached_property
 from typing import Any, Self
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from cpfl.callbacks import Callback, CallbackList
 from cpfl.distillation.student import EpochRecord
-from cpfl.errors import CpflError, printable
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.settings import Experiment
-from cpfl.terminal.notebook import Notebook
-from cpfl.terminal.progress import LEVELS, PLAIN_LEVELS, Cohort, ProgressEstimate, duration, time_left
+from cpfl.terminal.live_view import LiveView
+from cpfl.terminal.progress import LEVELS, PLAIN_LEVELS, Cohort, Expected, ProgressEstimate, duration, time_left
 
-REFRESH = 2  # times a second
-AROUND = 6  # lines beside those of the cohorts
+AROUND = 4  # lines that are neither of cohorts nor counted: the table's head and last line, and two that stay empty
+INDENT = 10  # columns before the facts
+BESIDE = 38  # columns of a cohort's line that are neither its curve nor its state
+NARROW = 80  # columns below which states are in few words
+STATE, WIDE_STATE = 17, 26  # columns of a state, in few words and in more
 WORKERS = 6  # workers with a line of their own
 FEW = 8  # cohorts of a worker that are named
-
-
-class LiveView:
-    """A view that a `with` statement keeps on the screen. It draws at once, so call this last in a constructor."""
-
-    quiet_seconds = 10.0  # between plain lines, where there is no terminal
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._unicode = console.options.encoding.startswith("utf")
-        self._last_line = time.monotonic()
-        refresh: dict[str, Any] = {"refresh_per_second": REFRESH, "transient": True, "vertical_overflow": "crop"}
-        self._live = Live(console=console, get_renderable=self._draw, **refresh)
-        self._notebook: Notebook | None = None
-
-    def __enter__(self) -> Self:
-        if self._console.is_jupyter:
-            self._notebook = Notebook(1 / REFRESH)
-        elif self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-        if self._notebook is not None:
-            self._notebook.show(self._draw)
-
-    def _is_live(self) -> bool:
-        return self._live.is_started or self._notebook is not None
-
-    def _changed(self) -> None:
-        """A notebook has no thread that draws: it is drawn when something has happened."""
-        if self._notebook is not None and self._notebook.is_due():
-            self._notebook.show(self._draw)
-
-    def on_message(self, text: str) -> None:
-        """Print a line."""
-        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=not self._live.is_started)
-
-    def _draw(self) -> Text:
-        """All lines, truncated and not wrapped: a line too many would push the view up the screen."""
-        lines = [line if isinstance(line, Text) else Text(printable(line)) for line in self._lines()]
-        for line in lines:
-            line.truncate(self._console.width - 1)
-        return Text("\n").join(lines)
-
-    def _lines(self) -> Sequence[Text | str]:
-        raise NotImplementedError
-
-    def _line_due(self) -> bool:
-        """Whether it is time for another plain line; never while there is a live view."""
-        now = time.monotonic()
-        due = not self._is_live() and now - self._last_line > self.quiet_seconds
-        if due:
-            self._last_line = now
-        return due
-
-    def _bar(self, share: float) -> str:
-        size = 24 if self._console.width >= 100 else 12
-        full = round(share * size)
-        done, open_ = ("━", "·") if self._unicode else ("#", ".")
-        return done * full + open_ * (size - full)
 
 
 class RunView(LiveView, Callback):
@@ -120,10 +59,10 @@ class RunView(LiveView, Callback):
         if session.stopped and not self._is_live():
             self.on_message(
                 f"cohort {session.cohort} stopped after {session.round} rounds, "
-                f"{session.clock / 3600:.2f} h ({session.stopped})"
+                f"{session.clock / 3600:.2f} virtual h ({session.stopped})"
             )
         if self._line_due():
-            facts = (self._facts(), self._speed(), time_left(self._progress.seconds_left()))
+            facts = (*self._facts(), self._speed(), time_left(self._progress.seconds_left()))
             self.on_message(" · ".join(filter(None, facts)))
         self._changed()
 
@@ -131,7 +70,7 @@ class RunView(LiveView, Callback):
         """Show the student's loss and accuracy."""
         self._epoch = record
         if self._every_round or self._line_due():
-            self.on_message(f"distill: {self._student(record)}")
+            self.on_message(f"distill: {' · '.join(self._student(record))}")
         self._changed()
 
     def on_workers(self, load: Mapping[str, Any]) -> None:
@@ -147,75 +86,86 @@ class RunView(LiveView, Callback):
     def _round(self, session: Session, closed: ClosedRound) -> str:
         record = closed.record
         validation = "" if record.validation is None else f" · validation loss {record.validation:.4f}"
-        when = f"cohort {session.cohort} · round {session.round:,} · {session.clock / 3600:.2f} h"
+        when = f"cohort {session.cohort} · round {session.round:,} · {session.clock / 3600:.2f} virtual h"
         return f"{when} · training loss {record.loss:.4f}{validation}"
 
-    def _facts(self) -> str:
+    def _facts(self) -> list[str]:
         progress = self._progress
         stopped = f"{progress.stopped} of {len(progress.cohorts)} stopped"
-        return f"{stopped} · {progress.rounds:,} rounds · {progress.clock / 3600:.2f} h"
+        met = max((cohort.session.phases for cohort in progress.cohorts), default=0) if self._experiment.meets else 0
+        meetings = f"{met} meeting{'s' * (met > 1)}" if met else ""
+        return [stopped, f"{progress.rounds:,} rounds", f"{progress.clock / 3600:.2f} virtual h", meetings]
 
     def _speed(self) -> str:
         """Since this process started or resumed the run."""
         return f"{self._progress.samples / max(time.monotonic() - self._progress.began, 1e-9):,.0f} samples/s"
 
-    def _student(self, record: EpochRecord) -> str:
-        facts = (
-            f"epoch {record.epoch} of {self._epochs} · loss {record.loss:.4f} · {self._metric} {record.accuracy:.2f} %"
-        )
-        epochs_left = self._epochs - record.epoch
-        seconds = (time.monotonic() - self._distilling) / record.epoch * epochs_left
-        return f"{facts} · {time_left((seconds, seconds))}" if epochs_left else facts
+    def _student(self, record: EpochRecord) -> list[str]:
+        score = f"{self._metric} {record.accuracy:.2f} %"
+        facts = [f"epoch {record.epoch} of {self._epochs}", f"loss {record.loss:.4f}", score]
+        if epochs_left := self._epochs - record.epoch:
+            seconds = (time.monotonic() - self._distilling) / record.epoch * epochs_left
+            facts.append(time_left(Expected(seconds, sure=True)))
+        return facts
 
     def _lines(self) -> Sequence[Text | str]:
         progress = self._progress
         if self._epoch is not None:
-            return [f"{'distill':<9} {self._bar(self._epoch.epoch / self._epochs)} {self._student(self._epoch)}"]
+            bar = f"{'distill':<{INDENT}}{self._bar(self._epoch.epoch / self._epochs)} "
+            return self._flow(bar, self._student(self._epoch), INDENT)
         if not progress.cohorts:
             return ["preparing …"]
-        train = f"{'train':<9} {self._bar(progress.stopped / len(progress.cohorts))} {self._facts()}"
-        if progress.stopped == len(progress.cohorts):
-            return [train, f"{'distill':<9} …"]
+        over = progress.stopped == len(progress.cohorts)
+        train = self._flow(f"{'train':<{INDENT}}{self._bar(progress.share())} ", self._facts(), INDENT)
+        if over:
+            return [*train, f"{'distill':<{INDENT}}…"]
         left = time_left(progress.seconds_left()) if progress.rounds else "until the first round ends"
-        elapsed = duration(time.monotonic() - progress.began)
-        facts = " " * 10 + " · ".join(filter(None, (elapsed, self._speed(), left)))
+        elapsed = f"{duration(time.monotonic() - progress.began)} of real time"
+        train += self._flow(" " * INDENT, [elapsed, self._speed(), left], INDENT)
         workers = worker_lines(self._load)
-        return [train, facts, *self._table(len(workers)), *workers]
+        return [*train, *self._table(len(train) + len(workers)), *workers]
 
-    def _table(self, below: int) -> list[Text | str]:
+    def _table(self, others: int) -> list[Text | str]:
         """As many cohorts as the screen is high, those that still train first, by their virtual hours."""
-        height = max(3, self._console.height - AROUND - below)
+        height = max(3, self._console.height - AROUND - others)
         cohorts = self._progress.cohorts
         order = sorted(cohorts, key=lambda c: (bool(c.session.stopped), -c.session.clock))
         shown, hidden = sorted(order[:height], key=lambda c: c.session.cohort), order[height:]
-        width = min(60, max(8, self._console.width - 62))
-        lines: list[Text | str] = [Text(f"{'cohort':>8}{'rounds':>8}{'hours':>9}   validation loss", style="bold")]
-        lines += [self._row(cohort, width) for cohort in shown]
+        levels, (low, high) = LEVELS if self._unicode else PLAIN_LEVELS, self._progress.scale()
+        scale = f"{levels[0]} {low:.3g} to {levels[-1]} {high:.3g}" if high > low else ""
+        lines: list[Text | str] = [
+            Text(f"{'cohort':>6}{'rounds':>8}{'virtual h':>11}{'loss':>8}  {scale}", style="bold")
+        ]
+        lines += [self._row(cohort, levels, low, high) for cohort in shown]
         if hidden:
             stopped = sum(bool(c.session.stopped) for c in hidden)
             dots = "…" if self._unicode else "..."
-            lines.append(f"{dots:>8} and {len(hidden)} more: {len(hidden) - stopped} training, {stopped} stopped")
+            lines.append(f"{dots:>6} and {len(hidden)} more: {len(hidden) - stopped} training, {stopped} stopped")
         return lines
 
-    def _row(self, cohort: Cohort, width: int) -> Text:
-        session = cohort.session
-        loss = "" if cohort.average is None else f"{cohort.average:.4f}"
-        line = cohort.curve.line(width, LEVELS if self._unicode else PLAIN_LEVELS)
-        row = Text(f"{session.cohort:>8}{session.round:>8,}{session.clock / 3600:>9.2f}{loss:>9}  ")
+    def _row(self, cohort: Cohort, levels: str, low: float, high: float) -> Text:
+        """A cohort; its curve is as long as its rounds, next to those of the cohort with the most."""
+        session, narrow = cohort.session, self._console.width < NARROW
+        loss = "" if cohort.average is None else f"{cohort.average:.3f}"
+        width = min(60, max(6, self._console.width - BESIDE - (STATE if narrow else WIDE_STATE)))
+        most = max(other.session.round for other in self._progress.cohorts)
+        line = cohort.curve.line(max(1, round(width * session.round / max(1, most))), levels, low, high)
+        row = Text(f"{session.cohort:>6}{session.round:>8,}{session.clock / 3600:>11.2f}{loss:>8}  ")
         row.append(f"{line:<{width}}", style="cyan")
-        row.append(f"  {self._state(session)}", style="green" if session.stopped else "")
+        row.append(f"  {self._state(session, narrow)}", style="green" if session.stopped else "")
         return row
 
-    def _state(self, session: Session) -> str:
+    def _state(self, session: Session, narrow: bool) -> str:
         if session.stopped:
-            return f"stopped: {session.stopped}"
+            return f"stop: {session.stopped}" if narrow else f"stopped: {session.stopped}"
         stopping = self._experiment.stopping
-        if stopping.rule == "plateau" and session.round:
-            return f"no gain {session.round - session.best_round:>3} of {stopping.patience}"
         if session.waiting:
-            return "waits for the meeting" if self._experiment.meets else "waits for the evaluation"
+            return f"{'at' if narrow else 'waits for'} the {'meeting' if self._experiment.meets else 'evaluation'}"
+        if stopping.rule == "plateau" and session.round:
+            return f"no gain {session.round - session.best_round}{'/' if narrow else ' of '}{stopping.patience}"
         if stopping.rule == "joint" and session.round and not self._experiment.meets:
-            return f"evaluated in {self._progress.rounds_left(session).least:,} rounds"
+            left = self._progress.rounds_left(session).least
+            return f"{left:,} to evaluation" if narrow else f"evaluated in {left:,} rounds"
         return f"{self._progress.rounds_left(session).most:,} rounds left" if session.round else "waiting"
 
 
@@ -270,9 +220,3 @@ def first_cohorts(cohorts: Sequence[int]) -> str:
     """The first few by number, and how many more."""
     first = ", ".join(map(str, cohorts[:FEW]))
     return f"{first} and {len(cohorts) - FEW} more" if len(cohorts) > FEW else first or "none"
-
-
-def sentence(error: Exception) -> str:
-    """A failure in one line; an error that is not the user's is named by its type."""
-    first = (str(error).splitlines() or [""])[0]
-    return first if isinstance(error, CpflError) else f"{type(error).__name__}: {first}"
