@@ -118,7 +118,8 @@ class Students:
         def losses(rows: Tensor, x: Tensor, targets: Tensor) -> Tensor:
             def lane(state: models.State, x: Tensor) -> Tensor:
                 with models.arithmetic(self.device, self.precision):
-                    return functional_call(own, state, (x,))
+                    logits: Tensor = functional_call(own, state, (x,))
+                return logits
 
             return self.loss(vmap(lane)(layout.views(rows), x), targets)
 
