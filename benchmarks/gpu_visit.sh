@@ -39,9 +39,13 @@ if [[ ${TINY:-} ]]; then
     tf32=("${bf16[@]}")
     steps=("${few[@]}" --rounds 2 --steps 5)
     each=(--device cpu --cases "n and seeds")
+    ways=(--device cpu --model mlp --precision float32 --students 2 --batch 8 --repeat 1)
+    exact=("${ways[@]:0:4}" --students 2 --batch 8 --repeat 1)
 else
     only=()
     each=()
+    ways=()
+    exact=(--students 4 --batch 64)
     case=(lanes:16:bf16 lanes:64:bf16 lanes:16:tf32)
     sweep=(--rounds 600)
     students=(--students 16 --epochs 20)
@@ -62,5 +66,7 @@ else
     echo "commits: skipped, since OLD is not set"
 fi
 measure sweep 900 benchmarks/sweep.py --out "$OUT/sweep.json" "${sweep[@]}"
+measure student-ways-equal 300 benchmarks/students.py --out "$OUT/student-ways-equal.json" --precision float64 "${exact[@]}"
+measure student-ways 300 benchmarks/students.py --out "$OUT/student-ways.json" "${ways[@]}"
 measure students 600 benchmarks/sweep.py --out "$OUT/students.json" "${students[@]}"
 exit $failed

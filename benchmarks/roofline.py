@@ -51,7 +51,7 @@ class Recorder(TorchDispatchMode):
     """Every operation that reaches the device, by its name and shapes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: dict[str, Operation] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -74,9 +74,9 @@ def flops(func: Any, args: Any, words: Any, out: Any) -> int:
     """Multiplications and additions; those of the lanes' convolutions are counted here, others by torch."""
     name = str(func._overloadpacket)
     if name == "cpfl.lane_conv":
-        return 2 * out.numel() * args[1][0, ..., 0].numel()
+        return int(2 * out.numel() * args[1][0, ..., 0].numel())
     if name == "cpfl.lane_conv_gradients":
-        return 2 * args[1].numel() * out[0, ..., 0].numel()
+        return int(2 * args[1].numel() * out[0, ..., 0].numel())
     count = flop_registry.get(func._overloadpacket)
     return int(count(*args, **words, out_val=out)) if count else 0
 
@@ -118,7 +118,8 @@ def operations(lanes: Lanes) -> dict[str, Operation]:
     """What one step does, not compiled."""
     lanes._forward, lanes._gradients, lanes._compiled_step = lanes._losses_of_rows, lanes._from_rows, None
     lanes._step()
-    with Recorder() as recorder:
+    recorder = Recorder()
+    with recorder:
         lanes._step()
     return recorder.found
 

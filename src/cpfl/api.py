@@ -4,7 +4,7 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -201,64 +201,67 @@ def distill(
     **settings: Any,
 ) -> dict[str, Any]:
     """Distill a run again, finished or still running, without training: at="10h", quorum=0.75, weights="uniform" …"""
-    more: dict[str, Any] = {
-        "model": model,
-        "train": train,
-        "test": test,
-        "public": public,
-        "data": data,
-        "device": device,
-    }
-    return next(distill_each(path, [settings], name=name, callback=callback, verbose=verbose, **more))
+    own: dict[str, Any] = {"train": train, "test": test, "public": public, "data": data, "model": model}
+    experiment = RunFolder.open(Path(path)).experiment()
+    epochs = changed_distillation(experiment, settings).epochs
+    with following(verbose, callback, experiment, epochs) as follower:
+        return Distiller(path, device=device, callback=follower, **own)(settings, name)
 
 
-def distill_each(
-    path: str | os.PathLike[str],
-    several: Iterable[Mapping[str, Any]],
-    *,
-    name: str = "",
-    model: UserModel | None = None,
-    train: object = None,
-    test: object = None,
-    public: object = None,
-    data: str | Path | None = None,
-    device: str = "auto",
-    callback: Callback | None = None,
-    verbose: bool | None = None,
-) -> Iterator[dict[str, Any]]:
-    """The same for each of these settings: the task is loaded once, and what a teacher answers is computed once."""
-    folder = RunFolder.open(Path(path)).verify()
-    experiment, tasks, outputs = folder.experiment(), dict[str, Task](), TeacherOutputs()
-    for settings in several:
-        changed = changed_distillation(experiment, settings)
+class Distiller:
+    """A run that is distilled again, as `distill` does it, several times: its task is loaded once."""
+
+    outputs: TeacherOutputs | None = None
+    """Set by the caller: what teachers answer is computed once."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: UserModel | None = None,
+        train: object = None,
+        test: object = None,
+        public: object = None,
+        data: str | Path | None = None,
+        device: str = "auto",
+        callback: Callback | None = None,
+    ) -> None:
+        self.folder, self.device = RunFolder.open(Path(path)).verify(), device
+        self._callback, self._model, self._data = callback or Callback(), model, data
+        self._given = (train, test, public)
+        self._tasks: dict[str, Task] = {}  # by the name of the student's model
+
+    def __call__(
+        self, settings: Mapping[str, Any], name: str = "", engine: Engine = method.NO_WORKERS
+    ) -> dict[str, Any]:
+        """Distill with these settings; the engine pauses between steps of the student. The summary, and its folder."""
+        folder, callback, public = self.folder, self._callback, self._given[-1]
+        changed = changed_distillation(folder.experiment(), settings)
         if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
-            raise SettingError(
-                f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'"
-            )
+            allowed = "letters, digits, '-', '_' and '.', not beginning with '.'"
+            raise SettingError(f"name = {name!r} is not allowed: {allowed}")
         label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
         label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
-        with following(verbose, callback, experiment, changed.epochs) as follower:
-            if experiment.cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
-                follower.on_message(ONE_COHORT)
-            if experiment.data.public == NO_PUBLIC and public is None:
-                no_public = f'{folder.path} has no public samples (data.public = "none")'
-                raise SettingError(f"{no_public}: give public, from Python")
-            if changed.student not in tasks:
-                given = given_arrays(train, test, public, experiment, follower.on_message)
-                task = reload_task(folder, data, model, given, follower.on_message, changed.student, public is not None)
-                tasks, outputs = {changed.student: task}, TeacherOutputs()
-            task = tasks[changed.student]
-            check_distillation(changed, task)
-            recorder = RunRecorder(folder, task.experiment, follower, folder.path / "distillations" / label)
-            on_device = torch_device(device)
-            outputs.begin()
-            try:
-                teachers = recorder.teachers(changed)
-                outcome = method.distill(task, teachers, changed, on_device, recorder.on_epoch, outputs=outputs)
-                summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
-            finally:
-                recorder.unlock()
-        yield {**summary, "path": str(recorder.results)}
+        if folder.experiment().cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
+            callback.on_message(ONE_COHORT)
+        if folder.experiment().data.public == NO_PUBLIC and public is None:
+            raise SettingError(f'{folder.path} has no public samples (data.public = "none"): give public, from Python')
+        if changed.student not in self._tasks:
+            given = given_arrays(*self._given, folder.experiment(), callback.on_message)
+            more = (given, callback.on_message, changed.student, public is not None)
+            self._tasks = {changed.student: reload_task(folder, self._data, self._model, *more)}
+            self.outputs = self.outputs and TeacherOutputs()
+        task = self._tasks[changed.student]
+        check_distillation(changed, task)
+        recorder = RunRecorder(folder, task.experiment, callback, folder.path / "distillations" / label)
+        on_device = torch_device(self.device)
+        try:
+            teachers, outputs = recorder.teachers(changed), self.outputs
+            outcome = method.distill(task, teachers, changed, on_device, recorder.on_epoch, engine, outputs)
+            summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
+        finally:
+            recorder.unlock()
+        return {**summary, "path": str(recorder.results)}
 
 
 def changed_distillation(experiment: Experiment, changes: Mapping[str, Any]) -> Distillation:

@@ -19,7 +19,9 @@ from cpfl.distillation.ensemble import Chunks, logits_of
 from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.report.content import all_figures, content
 from cpfl.runs.finding import find_runs
+from cpfl.runs.folder import RunFolder
 from cpfl.settings.types import hours
+from cpfl.sweep import redistill
 from cpfl.sweep.redistill import moments
 
 if TYPE_CHECKING:
@@ -83,10 +85,14 @@ def test_what_the_user_has_distilled_is_drawn_and_not_done_again(runs: Path) -> 
     assert (2, 50) not in quorums
 
 
+@pytest.mark.parametrize("together", [1, 4])
 def test_a_teacher_of_several_students_answers_once_and_they_are_the_same(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
+    together: int, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against each student by itself: the same models, bit by bit, with fewer forward passes."""
+    """Against each student by itself, also where students take turns as on a GPU: the same models, bit by bit, with
+    fewer forward passes."""
+    monkeypatch.setattr(redistill, "SIDE_BY_SIDE", {"cpu": together})
+    monkeypatch.setattr(redistill, "MOST", 3)
     passes = Counter[str]()
 
     def counted(module: nn.Module, inputs: Chunks) -> Tensor:
@@ -95,15 +101,30 @@ def test_a_teacher_of_several_students_answers_once_and_they_are_the_same(
 
     monkeypatch.setattr(ensemble, "logits_of", counted)
     stage = "together"
-    together = [json.loads((path / "summary.json").read_text()) for path in cpfl.redistill([runs / "n4-seed90"])]
+    made = [_summary(path) for path in cpfl.redistill([runs / "n4-seed90"])]
     stage = "each alone"
-    for ours in together:
+    assert len(made) == 6
+    for ours in made:
         own = ours["distillation"]
         moment = {"at": own["at"]} if own["at"] else {"quorum": own["quorum"]}
         theirs = cpfl.distill(runs / "n4-seed90", name="alone", **moment)
         for key in ("model_checksum", "student_accuracy", "by_cohort", "ensemble_accuracy"):
             assert ours[key] == theirs[key], key
     assert 0 < passes["together"] < 0.8 * passes["each alone"]
+
+
+def test_a_student_that_fails_among_others_is_named_and_they_are_kept(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redistill, "SIDE_BY_SIDE", {"cpu": 10})
+    monkeypatch.setattr(redistill, "MOST", 2)
+    first, *others = redistill.missing(RunFolder.open(runs / "n4-seed90"))
+    (runs / "n4-seed90" / "distillations" / "-".join(f"{k}-{v}" for k, v in first.items())).write_text("no folder")
+    told: list[str] = []
+    made = cpfl.redistill([runs / "n4-seed90", runs / "n2-seed90"], notify=told.append)
+    assert len([path for path in made if "n4-seed90" in str(path)]) == len(others)
+    assert [path for path in made if "n2-seed90" in str(path)]
+    assert len([text for text in told if "n4-seed90 is not distilled again: " in text]) == 1
 
 
 def test_outputs_of_the_last_distillation_are_kept_while_they_fit() -> None:
