@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from cpfl.sweep.one_run import End, Work
 from cpfl.sweep.runner import machines
 from cpfl.tune.curve import FILE, CurveFollower, read_curve
 from cpfl.tune.goal import Goal, Point
-from cpfl.tune.space import settings_of
+from cpfl.tune.space import Dimension, settings_of
 from cpfl.tune.tuner import Tuner
 
 RESULTS = Path(__file__).parents[1] / "results" / "tune"
@@ -82,11 +83,16 @@ def combinations(made: Tuner) -> dict[str, tuple[dict[str, Any], Experiment]]:
     found: dict[str, tuple[dict[str, Any], Experiment]] = {}
     for values in itertools.product(*(one.values for one in made.space)):
         chosen = dict(zip((one.key for one in made.space), values, strict=True))
-        settings = settings_of(made.space, made.base, lambda one, chosen=chosen: chosen[one.key])
+        settings = settings_of(made.space, made.base, partial(chosen_value, chosen))
         with suppress(CpflError):  # nobody of a cohort is ever in time
             experiment = made.planner.plan(settings).experiment.resolved("cpu")
             found.setdefault(name(experiment), (settings, experiment))
     return found
+
+
+def chosen_value(chosen: Mapping[str, Any], one: Dimension) -> Any:
+    """What a combination has of a dimension."""
+    return chosen[one.key]
 
 
 def name(experiment: Experiment) -> str:

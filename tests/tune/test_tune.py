@@ -158,9 +158,9 @@ def test_what_is_refused_before_the_first_run(given: dict[str, Any], sentence: s
 
 def test_a_failed_trial_is_a_record(tmp_path: Path) -> None:
     """A rate at which training diverges: the other trials continue."""
-    search = {"federation.lr": [1e29], "cohorts": [1], "federation.deadline": [0], "federation.server": ["mean"]}
+    search = {"federation.lr": [1e29], "cohorts": [1], "federation.server": ["mean"]}
     said = Messages()
-    settings = {key: value for key, value in SETTINGS.items() if key != "federation.lr"}
+    settings = {key: value for key, value in SETTINGS.items() if key != "federation.lr"} | {"federation.deadline": 0}
     given = {**TUNE, "search": search, "settings": settings, "trials": 4, "seeds": 0, "callback": said}
     result = cpfl.tune("digits", out=tmp_path / "t", **given)
     failed = [trial for trial in result.trials if trial["state"] == "failed"]
@@ -169,6 +169,9 @@ def test_a_failed_trial_is_a_record(tmp_path: Path) -> None:
     assert not any(trial["reference"] for trial in failed)
     assert any("failed" in line for line in said.lines)
     assert result.tests == []
+    late = next(trial for trial in result.trials if trial["reference"].endswith("deadline"))
+    assert late["state"] == "complete"  # it is shown
+    assert late["number"] not in [one["trial"] for one in result.finalists]  # it contradicts what is fixed
     assert result.tree["recommendation"] is not None
 
 
