@@ -51,7 +51,8 @@ def test_a_report(runs: Path) -> None:
     assert json.loads((runs / "1" / "summary.json").read_text())["student_accuracy"] < 0
     (group,) = tree["groups"]
     assert group["metric"] == "R²"
-    assert "R²" in group["sentence"]
+    assert "R²" in tree["advice"][0]["evidence"]
+    assert not [text for text in texts(tree["advice"]) if "ccurac" in text]
     titles = {figure["id"]: figure["title"] for figure in all_figures(tree)}
     assert titles["accuracy-against-n"] == "R² against n"
     assert titles["evaluations"] == "R² of the ensemble during training"

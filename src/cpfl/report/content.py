@@ -178,7 +178,7 @@ def _run(run: RunFacts) -> Tree:
 def _trade_off(one: Group, chosen: int | None) -> Tree:
     published = one.published.get("by_n", [])
     spec = figures.trade_off(one.summaries, published, chosen)
-    found = findings.front(one.rows)
+    found = findings.front(one.rows, one.metric)
     return figure("trade-off", spec, "", one.metric, found, label=one.label, diamonds=_diamonds([one], spec))
 
 
@@ -248,7 +248,7 @@ def _earlier(one: Group) -> list[Tree]:
     rows, stops = figures.budget_rows(one), figures.stop_rows(one)
     budget = figures.earlier("time-budget", rows, numbers, at, metric, stops)
     ends = {row["cohorts"]: row["hours"] for row in one.rows}
-    soon = findings.stopping(rows, ends)
+    soon = findings.stopping(rows, ends, metric)
     found = [
         figure("time-budget", budget, "", metric, soon, diamonds=_diamonds([one], budget)),
         *(

@@ -20,7 +20,7 @@ def fall(rows: Sequence[Row], key: str, what: str, unit: str) -> str:
     return f"{what} fall {ends}"
 
 
-def front(rows: Sequence[Row]) -> str:
+def front(rows: Sequence[Row], metric: str) -> str:
     """Which n are worth choosing."""
     best = [
         row["cohorts"]
@@ -34,7 +34,7 @@ def front(rows: Sequence[Row]) -> str:
         return ""
     if len(best) == len(rows):
         return "Every n is a compromise: none is both sooner and better than another"
-    return f"Worth choosing among: n = {', '.join(map(str, best))}; the others are beaten in hours and accuracy"
+    return f"Worth choosing among: n = {', '.join(map(str, best))}; the others are beaten in hours and {metric}"
 
 
 def lost(rows: Sequence[Row]) -> str:
@@ -101,8 +101,8 @@ def finishing(rows: Rows) -> str:
     return f"At n = {most} half of the cohorts have stopped after {number(half)} h, the last after {number(end)} h"
 
 
-def stopping(rows: Rows, ends: Mapping[int, float]) -> str:
-    """How early an n has all but one point of its final accuracy; `ends` are the hours at which each n stopped."""
+def stopping(rows: Rows, ends: Mapping[int, float], metric: str) -> str:
+    """How early an n has all but one point of its final score; `ends` are the hours at which each n stopped."""
     found = []
     for n in sorted({row["n"] for row in rows}):
         own = [row for row in rows if row["n"] == n]
@@ -114,4 +114,4 @@ def stopping(rows: Rows, ends: Mapping[int, float]) -> str:
         return ""
     _, n, hours = min(found)
     text = f"after {number(hours)} h; it stopped after {number(ends[n])} h"
-    return f"n = {n} is within a point of its final accuracy {text}"
+    return f"n = {n} is within a point of its final {metric} {text}"

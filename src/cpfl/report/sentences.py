@@ -72,7 +72,7 @@ def _detail(choice: Choice, measure: Measure, verdicts: Sequence[str]) -> list[s
         ensemble, student = mean([one.ensemble for one in scores]), mean([one.accuracy for one in scores])
         texts.append(
             f"{row.candidate.name} {would(row.speed)}: its ensemble has {fixed(ensemble, 1)} %, its student "
-            f"{fixed(student, 1)} %, so the accuracy is lost in the distillation, not by n."
+            f"{fixed(student, 1)} %, so the distillation loses it, not n."
         )
     elif choice.missing:
         least = min(choice.missing, key=lambda i: (rows[i].drop, i))
@@ -167,7 +167,7 @@ def would(speed: float) -> str:
 
 
 def loss(drop: float, of: str = "") -> str:
-    """What accuracy is lost or gained."""
+    """What is lost or gained of the metric."""
     if abs(drop) < 0.05:
-        return f"loses nothing{of}" if of else "loses no accuracy"
+        return f"loses nothing{of}"
     return f"{'loses' if drop > 0 else 'gains'} {points(drop)}{of}"

@@ -1,7 +1,7 @@
 "use strict";
 // Two candidates side by side: the settings that differ, and their outcomes seed by seed.
 const compare = (() => {
-  const MEASURES = [["accuracy, points", 0, 1], ["hours", 1, 2], ["CPU hours", 2, 1], ["traffic, GB", 3, 3]];
+  const MEASURES = [["{metric}, points", 0, 1], ["hours", 1, 2], ["CPU hours", 2, 1], ["traffic, GB", 3, 3]];
   const chosen = new Map(); // label of the explorer -> the two indices
   const { make } = explorer;
 
@@ -21,14 +21,14 @@ const compare = (() => {
     return rows.map((key) => [key, one.settings[key] ?? "–", other.settings[key] ?? "–"]);
   }
 
-  function differences(one, other) {
+  function differences(one, other, metric) {
     const seeds = one.seeds.filter((seed) => other.seeds.includes(seed));
     const rows = MEASURES.map(([name, key, digits]) => {
       const [a, b] = [one, other].map((of) => seeds.map((seed) => of.scores[of.seeds.indexOf(seed)][key]));
       const apart = b.map((value, i) => value - a[i]);
       const more = apart.filter((value) => value > 0).length;
       const mean = seeds.length ? `${signed(verdict.mean(apart), digits)}; more in ${more} of ${seeds.length} seeds` : "no seed in common";
-      return [name, ...apart.map((value) => signed(value, digits)), mean];
+      return [name.replace("{metric}", metric), ...apart.map((value) => signed(value, digits)), mean];
     });
     return table(["second minus first", ...seeds.map((seed) => `seed ${seed}`), "mean"], rows);
   }
@@ -50,7 +50,7 @@ const compare = (() => {
       const [one, other] = pair.map((i) => data.candidates[i]);
       const rows = settings(one, other);
       const same = make("p", { class: "caption" }, "They have the same settings.");
-      out.replaceChildren(rows.length ? table(["setting", one.name, other.name], rows) : same, differences(one, other));
+      out.replaceChildren(rows.length ? table(["setting", one.name, other.name], rows) : same, differences(one, other, data.metric));
     }
     element.replaceChildren(make("p", { class: "pair" }, ...selects), out);
     update();

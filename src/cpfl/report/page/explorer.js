@@ -3,7 +3,7 @@
 const explorer = (() => {
   const states = new Map(); // label -> {positions of the sliders, whether earlier distillations are shown}
   const SLIDERS = [
-    ["Accuracy I would give up", (value) => verdict.points(value, true)],
+    ["{metric} I would give up", (value) => verdict.points(value, true)],
     ["Deadline, virtual time", (value) => (value === null ? "none" : `${verdict.number(value)} h`)],
     ["Budget of the clients' compute", (value) => (value === null ? "none" : `${verdict.number(value)} CPU h`)],
     ["Limit of traffic", (value) => (value === null ? "none" : `${verdict.number(value)} GB`)],
@@ -117,7 +117,7 @@ const explorer = (() => {
         state.moved = true;
         update();
       });
-      return { input, output, text, label: make("label", {}, make("span", {}, label), output, input) };
+      return { input, output, text, label: make("label", {}, make("span", {}, label.replace("{metric}", data.metric[0].toUpperCase() + data.metric.slice(1))), output, input) };
     });
     const body = make("tbody");
     const base = verdict.decide(data.candidates, data.limits, 0).reference;

@@ -96,7 +96,7 @@ const verdict = (() => {
   }
   const would = (speed) => pace(speed).replace("ends", "would end");
   function loss(drop, of = "") {
-    if (Math.abs(drop) < 0.05) return of ? `loses nothing${of}` : "loses no accuracy";
+    if (Math.abs(drop) < 0.05) return `loses nothing${of}`;
     return `${drop > 0 ? "loses" : "gains"} ${points(drop)}${of}`;
   }
 
@@ -163,7 +163,7 @@ const verdict = (() => {
       const [ensemble, student] = ["ensemble", "accuracy"].map((key) => fixed(mean(column(row.candidate, key)), 1));
       texts.push(
         `${row.candidate.name} ${would(row.speed)}: its ensemble has ${ensemble} %, its student ` +
-          `${student} %, so the accuracy is lost in the distillation, not by n.`,
+          `${student} %, so the distillation loses it, not n.`,
       );
     } else if (choice.missing.length) {
       const i = least(choice.missing, (one) => rows[one].drop);
