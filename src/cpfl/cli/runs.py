@@ -207,7 +207,7 @@ def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
             else []
         ),
         ("time" if summary.get("engine") == "flower" else "virtual time", f"{summary['hours']:.2f} h"),
-        ("CPU time", f"{summary['cpu_hours']:.2f} h"),
+        ("CPU time" if summary.get("engine") == "flower" else "virtual CPU", f"{summary['cpu_hours']:.2f} h"),
         ("traffic", f"{summary['comm_gb']:.3f} GB{_by_link(summary)}"),
         ("rounds", f"{summary['rounds']:,}"),
         *([("distilled in", f"{summary['distill_seconds']:.1f} s")] if distilled else []),

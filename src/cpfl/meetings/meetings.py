@@ -99,7 +99,8 @@ class Meetings:
         files.sync(self._path.parent)
         self.done.append(meeting)
         self._models = {number: (model, state)}
-        self._notify(f"meeting {number} at {meeting.clock / 3600:.2f} h")
+        clock_of = "" if self._folder.engine() == "flower" else "virtual "
+        self._notify(f"meeting {number} at {meeting.clock / 3600:.2f} {clock_of}h")
         self._warn_if_late(due, clock)
         return ""
 
