@@ -1,6 +1,7 @@
-# make demo   the paper's method in a minute, on data that ships with the dependencies
+# make demo   seven ways to train one small fleet, compared, in a minute; the data ship with the dependencies
 # make test   all tests
 # make fuzz   random settings, damaged files and kills, for MINUTES=30
+# make docs   the documentation as a site, in site/
 # make coverage   all tests, and the lines and branches that none of them reaches
 PYTHON ?= python3
 VENV := .venv
@@ -8,12 +9,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 MINUTES ?= 30
 
-.PHONY: demo test fuzz coverage lint setup clean
+.PHONY: demo test fuzz coverage docs lint setup clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
-	$(BIN)/cpfl sweep digits --cohorts 1,2,4,8 --seeds 90,91,92 --engine lanes --jobs 2 --out runs/demo
-	$(BIN)/cpfl report runs/demo
+	$(BIN)/python benchmarks/front.py benchmarks/front/demo.toml --engine lanes --runs runs/demo --out runs/demo
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # tests/conftest.py has the order
@@ -25,6 +25,9 @@ coverage: $(VENV)/ready
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder; status=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/coverage report && exit $$status
+
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -45,5 +48,9 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true  # torch has files for newer Pythons
 	touch $@
 
+$(VENV)/docs: $(VENV)/ready
+	$(PIP) --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*

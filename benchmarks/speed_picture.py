@@ -1,7 +1,7 @@
 """The README's picture of speed, drawn from what was measured.
 
 python benchmarks/speed_picture.py --speed results/lanes/speed-h200-fourth.json \
-    --peers results/peers/h200.json --out docs/speed.png
+    --peers results/peers/h200.json --out docs/results/speed.png
 """
 
 from __future__ import annotations

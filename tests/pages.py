@@ -7,10 +7,16 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "PACKAGE.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"(?:^<!-- (?P<note>.+?) -->\n)?^```(?P<kind>sh|python|toml)\n(?P<text>.*?)^```", re.M | re.S)
 
 FILE = re.compile(r"`(?P<name>[\w-]+\.(?:py|toml))`:\n\n```(?:python|toml)\n(?P<text>.*?)^```", re.M | re.S)
+
+
+def find(name: str) -> Path:
+    """The page of the documentation with this file name, in whichever section it is."""
+    (page,) = (page for page in PAGES if page.name == name)
+    return page
 
 
 def files(page: Path) -> dict[str, str]:
@@ -32,5 +38,5 @@ def commands(text: str) -> list[list[str]]:
 
 def noted(page: str, test: str) -> list[list[str]]:
     """The commands of a page whose note names this test; each as its words after `cpfl`."""
-    texts = [block["text"] for block in blocks(ROOT / "docs" / page) if test in (block["note"] or "")]
+    texts = [block["text"] for block in blocks(find(page)) if test in (block["note"] or "")]
     return [words for text in texts for words in commands(text)]

@@ -83,10 +83,12 @@ WHERE: dict[str, dict[str, Any]] = {
     "stopping.metric": JOINT,
     "stopping.eval_interval": JOINT,
     "stopping.min_gain": JOINT,
+    "stopping.gain_per": JOINT,
     "stopping.eval_window": JOINT,
     "stopping.client_fraction": JOINT,
     "meetings.rule_args": MEET,
     "meetings.interval": MEET,
+    "meetings.redraw": MEET,
     "meetings.server_state": MEET | {"federation.server": "fedavgm", "max_rounds": 3},
     "meetings.rule": {"max_rounds": 3},
     "devices.compute_ms": {"devices.trace": "fixed"},
@@ -113,7 +115,10 @@ WITH: dict[str, dict[str, Any]] = {
     "stopping.rule rounds": {"stopping.rounds": 1},
     "stopping.rule budget": {"stopping.max_hours": 0.001},
     "stopping.rule joint": {"stopping.eval_interval": 1},
-    **{f"meetings.rule {name}": {"meetings.interval": "1 rounds"} for name in ("mean", "outer", "distill")},
+    **{
+        f"meetings.rule {name}": {"meetings.interval": "1 rounds"}
+        for name in ("mean", "outer", "distill", "asynchronous")
+    },
 }
 # A value other than the present one, where the next number or half of it would not do.
 VALUES: dict[str, Any] = {
@@ -150,6 +155,7 @@ VALUES: dict[str, Any] = {
     "stopping.rounds": 1,
     "stopping.max_hours": 0.001,
     "stopping.max_cpu_hours": 0.001,
+    "stopping.max_traffic_gb": 0.0001,
     "stopping.rule_args": {"x": 1},
     "stopping.min_gain": 0.0,
     "stopping.eval_window": 4,
@@ -206,6 +212,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "oort.pacer_rounds": {"args": {"explore": 0.5, "pacer_seconds": 10.0}} | FEW,
     "krum.num_byzantine": {"cohorts": 1},
     "meetings.rule": {"meetings.interval": "1 rounds", "max_rounds": 3},
+    "asynchronous.damping": {"assignment.rule": "speed", "max_rounds": 6},
     "assignment.rule multi-objective": {"clients": 24},
     "assignment.rule column": OWNERS | {"args": {"column": "odd"}},
     "assignment.rule csv": {"args": {"file": "cohorts.csv"}},
@@ -221,7 +228,7 @@ ARGUMENTS: dict[str, Any] = {
     "oort.explore_least": 0.9, "oort.pacer_seconds": 1000.0, "oort.pacer_rounds": 1, "refl.alpha": 1.0,
     "refl.accuracy": 0.0, "trimmed-mean.trim": 0.0, "multi-objective.skew_weight": 0.0,
     "multi-objective.speed_weight": 0.0, "per-position.ignore": 0, "multi-label.metric": "f1",
-    "mean.weights": "work", "outer.weights": "work",
+    "mean.weights": "work", "outer.weights": "work", "asynchronous.weights": "samples",
 }  # fmt: skip
 # It is an SGD without momentum; a linear layer takes no integers; there is one label for each sample.
 REFUSED = ("scaffold.nesterov", "data.inputs integers", "model.objective per-position")

@@ -112,7 +112,7 @@ def test_the_public_names_are_the_same_everywhere() -> None:
         for alias in node.names
     }
     assert {name: module for name, (module, _) in checked.items()} == cpfl._MODULES
-    assert sorted(cpfl.__all__) == sorted(checked)
+    assert sorted(cpfl.__all__) == sorted([*checked, "__version__"])
     assert len(set(cpfl.__all__)) == len(cpfl.__all__)
     assert set(cpfl.__all__) <= set(dir(cpfl))
     for name, (module, own) in checked.items():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.conftest import Answer, Command
-from tests.pages import PAGES, ROOT, files, noted
+from tests.pages import PAGES, files, find, noted
 
 import cpfl
 from cpfl.federation.selection.base import round_seconds
@@ -37,7 +37,7 @@ Shown = Callable[[str], list[Answer]]
 
 @pytest.mark.parametrize(("section", "key"), KINDS)
 def test_every_kind_has_a_short_file_and_the_toml_that_names_it(section: str, key: str) -> None:
-    shown = files(ROOT / "docs" / KINDS[section, key])
+    shown = files(find(KINDS[section, key]))
     trees = [tomllib.loads(text) for name, text in shown.items() if name.endswith(".toml")]
     (named,) = [tree[section][key] for tree in trees if ":" in tree.get(section, {}).get(key, "")]
     module, _, kind = named.partition(":")
@@ -54,7 +54,7 @@ def shown(cpfl_process: Command, tmp_path: Path) -> Shown:
     """Writes a page's files and runs its commands, each as a process of its own; only the student learns less."""
 
     def run(page: str) -> list[Answer]:
-        for name, text in files(ROOT / "docs" / page).items():
+        for name, text in files(find(page)).items():
             (tmp_path / name).write_text(text)
         return [cpfl_process(*words, *LESS).good() for words in noted(page, "tests/test_user_files.py")]
 

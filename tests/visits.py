@@ -65,3 +65,25 @@ def right_edges(page: Any, selector: str) -> list[float]:
     """Where elements end, all at one moment: a live page replaces them."""
     edges: list[float] = page.eval_on_selector_all(selector, "all => all.map(one => one.getBoundingClientRect().right)")
     return edges
+
+
+def contrast(page: Any, selector: str, key: str) -> float:
+    """Of the first such element's colour against what lies behind it, after the web's accessibility guidelines."""
+    colours = page.eval_on_selector(
+        selector,
+        """(one, key) => {
+            let behind = one.parentElement;
+            while (getComputedStyle(behind).backgroundColor === 'rgba(0, 0, 0, 0)') behind = behind.parentElement;
+            return [getComputedStyle(one)[key], getComputedStyle(behind).backgroundColor];
+        }""",
+        key,
+    )
+    lighter, darker = sorted((luminance(colour) for colour in colours), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """Of a CSS rgb(), after the same guidelines."""
+    parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -5,7 +5,6 @@ import importlib
 from cpfl.report import writing
 
 for name in (
-    "sklearn.datasets",
     "cpfl.engines.lanes",
     "cpfl.engines.workers",
     "cpfl.sweep.grid",

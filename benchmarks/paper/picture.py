@@ -2,8 +2,8 @@ r"""The README's picture: accuracy against CPU hours and against hours, as publi
 
 And the accuracy of the ensemble of all cohort models while they trained, by the preset's rule.
 
-    python benchmarks/paper/picture.py --runs results/paper/runs.json --out docs/trade-off-paper.png \
-        --evaluations docs/evaluations.png
+    python benchmarks/paper/picture.py --runs results/paper/runs.json --out docs/results/trade-off-paper.png \
+        --evaluations docs/results/evaluations.png
 """
 
 from __future__ import annotations
@@ -106,11 +106,18 @@ def evaluations(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Evaluations of the ensemble of all cohort models, of the lowest seed of every n."""
     first = {r["n"]: r for r in sorted(rows, key=lambda r: -r["seed"])}
     points = [
-        {"n": n, "round": rounds, "cpu": cpu, "accuracy": accuracy, "stop": rounds == first[n]["rounds of cohorts"][0]}
+        {
+            "n": n,
+            "seed": "first",
+            "round": rounds,
+            "cpu": cpu,
+            "accuracy": accuracy,
+            "stop": rounds == first[n]["rounds of cohorts"][0],
+        }
         for n in sorted(first)
         for rounds, cpu, accuracy in first[n]["evaluations: round, CPU hours, %"]
     ]
-    spec = cohort_figures.evaluations(points, sorted(first), "accuracy on validation samples, %")
+    spec = cohort_figures.evaluations(points, sorted(first), "accuracy on validation samples, %", {"seed": "first"})
     return spec | {"title": "cifar10-cpfl: the ensemble of all cohort models"}
 
 

@@ -11,55 +11,88 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cpfl.api import Run, distill, load_run, resume, run
+    from cpfl.api import distill, load_run, resume, run
     from cpfl.bound import bound
     from cpfl.callbacks import Callback
     from cpfl.cohorts.base import CohortAssignment
+    from cpfl.data.embedded import load_digits
     from cpfl.distillation.objective import DistillationLoss, TeacherAggregation, TeacherWeights
     from cpfl.engines.base import Engine
-    from cpfl.errors import CpflError
+    from cpfl.engines.ray import ClusterConfig
+    from cpfl.errors import (
+        ChangedError,
+        ClusterError,
+        CpflError,
+        DamagedError,
+        DataError,
+        DivergedError,
+        MissingError,
+        ModelError,
+        PrivacyError,
+        RunFolderError,
+        SettingError,
+        StalledError,
+        SweepError,
+    )
     from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
     from cpfl.federation.selection.base import Selection
     from cpfl.federation.stopping import StoppingRule
     from cpfl.inference.global_model import export
+    from cpfl.inference.run import Run
     from cpfl.meetings.rules import Contribution, MeetingRule
     from cpfl.objectives.base import Objective
     from cpfl.report import report
     from cpfl.settings import Experiment
     from cpfl.settings.experiment_file import load as load_experiment
     from cpfl.sweep import sweep
+    from cpfl.sweep.callback import SweepCallback
     from cpfl.sweep.redistill import redistill
+    from cpfl.tune import TuneResult, tune
+
+    __version__: str
 
 __all__ = [
-    "Callback", "ClientOptimizer", "CohortAssignment", "Contribution", "CpflError", "DistillationLoss", "Engine",
-    "Experiment", "MeetingRule", "Objective", "Run", "Selection", "ServerOptimizer", "StoppingRule",
-    "TeacherAggregation", "TeacherWeights", "bound", "distill", "export", "load_experiment", "load_run", "redistill",
-    "report", "resume", "run", "sweep",
+    "Callback", "ChangedError", "ClientOptimizer", "ClusterConfig", "ClusterError", "CohortAssignment", "Contribution",
+    "CpflError", "DamagedError", "DataError", "DistillationLoss", "DivergedError", "Engine", "Experiment",
+    "MeetingRule", "MissingError", "ModelError", "Objective", "PrivacyError", "Run", "RunFolderError", "Selection",
+    "ServerOptimizer", "SettingError", "StalledError", "StoppingRule", "SweepCallback", "SweepError",
+    "TeacherAggregation", "TeacherWeights", "TuneResult", "__version__", "bound", "distill", "export", "load_digits",
+    "load_experiment", "load_run", "redistill", "report", "resume", "run", "sweep", "tune",
 ]  # fmt: skip
 _NAMES = {
-    "cpfl.api": ("Run", "distill", "load_run", "resume", "run"),
+    "cpfl.api": ("distill", "load_run", "resume", "run"),
     "cpfl.bound": ("bound",),
     "cpfl.callbacks": ("Callback",),
     "cpfl.cohorts.base": ("CohortAssignment",),
+    "cpfl.data.embedded": ("load_digits",),
     "cpfl.distillation.objective": ("DistillationLoss", "TeacherAggregation", "TeacherWeights"),
     "cpfl.engines.base": ("Engine",),
-    "cpfl.errors": ("CpflError",),
+    "cpfl.engines.ray": ("ClusterConfig",),
+    "cpfl.errors": (
+        "ChangedError", "ClusterError", "CpflError", "DamagedError", "DataError", "DivergedError", "MissingError",
+        "ModelError", "PrivacyError", "RunFolderError", "SettingError", "StalledError", "SweepError",
+    ),
     "cpfl.federation.optimizers.base": ("ClientOptimizer", "ServerOptimizer"),
     "cpfl.federation.selection.base": ("Selection",),
     "cpfl.federation.stopping": ("StoppingRule",),
     "cpfl.inference.global_model": ("export",),
+    "cpfl.inference.run": ("Run",),
     "cpfl.meetings.rules": ("Contribution", "MeetingRule"),
     "cpfl.objectives.base": ("Objective",),
+    "cpfl.sweep.callback": ("SweepCallback",),
     "cpfl.sweep.redistill": ("redistill",),
     "cpfl.report": ("report",),
     "cpfl.settings": ("Experiment",),
     "cpfl.settings.experiment_file": ("load_experiment",),
     "cpfl.sweep": ("sweep",),
-}
+    "cpfl.tune": ("TuneResult", "tune"),
+}  # fmt: skip
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _MODULES:
         raise AttributeError(f"module 'cpfl' has no attribute {name!r}")
     value = getattr(import_module(_MODULES[name]), "load" if name == "load_experiment" else name)
@@ -67,12 +100,22 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("cpfl")
+    except metadata.PackageNotFoundError:
+        return "0+source"
+
+
 def __dir__() -> list[str]:
     return __all__
 
 
 class _Package(ModuleType):
-    """Keeps `cpfl.bound`, `cpfl.report` and `cpfl.sweep` functions when packages of these names are imported."""
+    """Keeps `cpfl.bound`, `cpfl.report`, `cpfl.sweep` and `cpfl.tune` functions when packages of these names are
+    imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, ModuleType) and name in _MODULES):

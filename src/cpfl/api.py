@@ -1,10 +1,11 @@
 """The same from Python as from the command line: run, resume, distill, load_run."""
 
+import inspect
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,79 +16,60 @@ from cpfl import method, trackers
 from cpfl.callbacks import Callback, CallbackList
 from cpfl.data.federated import NO_PUBLIC
 from cpfl.distillation.ensemble import check_distillation
+from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.engines.base import Engine
 from cpfl.engines.create import NAMES, check_engine, create_engine, resolve_engine, torch_device
 from cpfl.engines.ray import ClusterConfig, resolve_cluster
 from cpfl.errors import RunFolderError, SettingError
 from cpfl.estimate import estimate
+from cpfl.inference.run import Run
 from cpfl.meetings.rules import meeting_rule
-from cpfl.models import State
-from cpfl.runs import files, records
+from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import check_snapshots, describe, reload_task, save_initial_models
 from cpfl.settings import GIVEN, Distillation, Experiment, effects, experiment_file
+from cpfl.settings.keywords import by_dotted_key
 from cpfl.task.given import client_settings, with_clients
-from cpfl.task.loading import absolute, check_public, given_arrays, load_task
+from cpfl.task.loading import MayDownload, absolute, check_public, given_arrays, load_task
 from cpfl.task.task import Task, UserModel
+from cpfl.terminal import following
 from cpfl.user_files import expanded
 
 RUNS = Path("runs")
 ONE_COHORT = "cohorts = 1: nothing is distilled; of [distillation] only at, quorum and unfinished have an effect"
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run folder, opened for reading."""
-
-    path: Path
-
-    @property
-    def experiment(self) -> Experiment:
-        """Every setting of the run."""
-        return RunFolder.open(self.path).experiment()
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The outcome; empty while the run is unfinished."""
-        return RunFolder.open(self.path).summary() or {}
-
-    @property
-    def rounds(self) -> list[dict[str, Any]]:
-        """All records, cohort by cohort."""
-        folder = RunFolder.open(self.path)
-        cohorts = range(len(folder.about()["cohorts"]))
-        return [line for cohort in cohorts for line in records.read(folder.rounds(cohort))]
-
-    @property
-    def model(self) -> State:
-        """The global model's state, for `load_state_dict`."""
-        return RunFolder.open(self.path).global_state()
-
-
 def run(
-    experiment: str | Path | Experiment,
+    experiment: str | Path | Experiment | Mapping[str, Any] | None = None,
     *,
-    model: UserModel | None = None,
+    model: UserModel | Mapping[str, Any] | None = None,
     train: object = None,
     test: object = None,
     public: object = None,
     out: str | Path | None = None,
-    data: str | Path | None = None,
+    data: str | Path | Mapping[str, Any] | None = None,
     engine: str | Engine = "auto",
     device: str = "auto",
     workers: int = 0,
     cluster: ClusterConfig | None = None,
     callback: Callback | None = None,
     track: Sequence[str] = (),
+    verbose: bool | None = None,
+    download: MayDownload = False,
     settings: Mapping[str, Any] | None = None,
+    train_only: bool = False,
+    **keywords: Any,
 ) -> Run:
     """Run one experiment, with your own model and arrays if you like.
 
     Parameters
     ----------
     experiment
-        A preset, a TOML file or an Experiment; `settings` are dotted keys on top of it.
+        A preset, a TOML file, an Experiment, or a dict of its settings; without one, the defaults.
+    settings, keywords
+        Settings on top of it: `cohorts=4`, `federation={"lr": 0.05}`, or `settings={"federation.lr": 0.05}`. Those of
+        the sections `data` and `model` are dicts, too.
     model
         An nn.Module, a class, or a function that builds one.
     train, test, public
@@ -103,50 +85,66 @@ def run(
         The cluster of the engine ray, ClusterConfig("host:6379"); without one, this machine.
     callback, track
         What follows the run: a Callback, and trackers by name (tensorboard, mlflow, wandb).
+    verbose
+        Whether to show progress; None: in a terminal and in a notebook.
+    download
+        Whether data sets that are not on this machine may be downloaded; a function is asked, with a question.
+    train_only
+        Train the cohorts and distill nothing: the run stays unfinished until `resume` distills it.
     """
     trackers.check(track)
+    if isinstance(model, Mapping):  # the section of settings, and no model
+        model, keywords["model"] = None, model
+    if isinstance(data, Mapping):
+        data, keywords["data"] = None, data
+    if isinstance(experiment, Mapping):
+        settings, experiment = {**experiment, **(settings or {})}, None
+    experiment = Experiment() if experiment is None else experiment
+    settings = by_dotted_key(settings or {}, keywords, inspect.signature(run).parameters)
     given = {"model.name": model, "data.train": train, "data.public": public}
-    changes = {**(settings or {}), **{key: GIVEN for key, value in given.items() if value is not None}}
+    changes = {**settings, **{key: GIVEN for key, value in given.items() if value is not None}}
     changes |= client_settings(train, experiment, settings)
     if isinstance(experiment, Experiment):
         effects.check([experiment], effects.given(experiment))
         chosen = experiment_file.with_settings(experiment, changes)
     else:
         chosen = experiment_file.load(experiment, settings=changes)
-    check_public(chosen, experiment, settings or ())
+    check_public(chosen, experiment, settings)
     cluster, on_device = _hardware(engine, device, workers, cluster)
     path = expanded(Path(out), "out") if out is not None else RUNS / new_name(chosen)
     RunFolder.check_free(path)
     chosen = absolute(chosen)
     check_snapshots(chosen)
-    callback = callback or Callback()
-    arrays = given_arrays(train, test, public, chosen, callback.on_message)
-    chosen = with_clients(chosen, arrays)
-    task = load_task(chosen, data, model, arrays, callback.on_message)
-    check_distillation(chosen.distillation, task)
-    meeting_rule(task, torch.device("cpu"))
-    if chosen.cohorts == 1:  # no mistake: presets, and scripts over n, have the same settings for every n
-        callback.on_message(ONE_COHORT)
-    on_workers = engine == "ray"  # which may have other devices than this process: they decide
-    if not on_workers:
-        task = task.resolved(engine.device if isinstance(engine, Engine) else on_device.type)
-    callback.on_message(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
-    resolved = resolve_engine(engine, task, on_device, callback.on_message)
-    with ExitStack() as undo:
+    with following(verbose, callback, chosen) as follower, ExitStack() as undo:
+        notify = follower.on_message
+        arrays = given_arrays(train, test, public, chosen, notify)
+        chosen = with_clients(chosen, arrays)
+        task = load_task(chosen, data, model, arrays, notify, download=download)
+        check_distillation(chosen.distillation, task)
+        meeting_rule(task, torch.device("cpu"))
+        if chosen.cohorts == 1:  # no mistake: presets, and scripts over n, have the same settings for every n
+            notify(ONE_COHORT)
+        on_workers = engine == "ray"  # which may have other devices than this process: they decide
+        if not on_workers:
+            task = task.resolved(engine.device if isinstance(engine, Engine) else on_device.type)
+            notify(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
+        resolved = resolve_engine(engine, task, on_device, notify)
         # What is wrong with a cluster is found before anything is written; other engines begin to work when made.
         if on_workers:
-            engine = create_engine(engine, task, on_device, callback.on_message, workers, cluster)
+            engine = create_engine(engine, task, on_device, notify, workers, cluster)
             undo.callback(engine.close)
             task = task.resolved(engine.device)
+            notify(f"precision {task.experiment.precision}; {estimate(task, on_device)}")
         folder = RunFolder.create(path, task.experiment, describe(task, data, resolved))
         undo.pop_all()
-    chosen_engine = engine if isinstance(engine, Engine) else resolved
-    make_engine = partial(create_engine, chosen_engine, task, on_device, callback.on_message, workers, cluster)
-    return execute(task, folder, make_engine, on_device, callback, track, "started")
+        chosen_engine = engine if isinstance(engine, Engine) else resolved
+        make_engine = partial(create_engine, chosen_engine, task, on_device, notify, workers, cluster)
+        execute(task, folder, make_engine, on_device, follower, track, "started", train_only)
+    return Run(folder.path, model)
 
 
 def resume(
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     model: UserModel | None = None,
     train: object = None,
@@ -159,6 +157,8 @@ def resume(
     cluster: ClusterConfig | None = None,
     callback: Callback | None = None,
     track: Sequence[str] = (),
+    verbose: bool | None = None,
+    train_only: bool = False,
 ) -> Run:
     """Continue a run that was interrupted; its results are those of an uninterrupted one.
 
@@ -167,7 +167,7 @@ def resume(
     trackers.check(track)
     folder = RunFolder.open(Path(path)).verify()
     if folder.summary() is not None:
-        return Run(folder.path)
+        return Run(folder.path, model)
     named = bool(engine)
     if not engine:  # the one it started with: another one differs by rounding
         engine = folder.engine()
@@ -177,15 +177,17 @@ def resume(
                 remedy = "start the Flower app again with the same out"
             raise RunFolderError(f"{folder.path} was started with the engine {engine!r}: {remedy}")
     cluster, on_device = _hardware(engine, device, workers if named else min(workers, 1), cluster)
-    callback = callback or Callback()
-    given = given_arrays(train, test, public, folder.experiment(), callback.on_message)
-    task = reload_task(folder, data, model, given, callback.on_message)
-    make_engine = partial(create_engine, engine, task, on_device, callback.on_message, workers, cluster)
-    return execute(task, folder, make_engine, on_device, callback, track, "resumed")
+    experiment = folder.experiment()
+    with following(verbose, callback, experiment) as follower:
+        given = given_arrays(train, test, public, experiment, follower.on_message)
+        task = reload_task(folder, data, model, given, follower.on_message)
+        make_engine = partial(create_engine, engine, task, on_device, follower.on_message, workers, cluster)
+        execute(task, folder, make_engine, on_device, follower, track, "resumed", train_only)
+    return Run(folder.path, model)
 
 
 def distill(
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     name: str = "",
     model: UserModel | None = None,
@@ -195,31 +197,71 @@ def distill(
     data: str | Path | None = None,
     device: str = "auto",
     callback: Callback | None = None,
+    verbose: bool | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Distill a run again, finished or still running, without training: at="10h", quorum=0.75, weights="uniform" …"""
-    folder = RunFolder.open(Path(path)).verify()
-    changed = changed_distillation(folder.experiment(), settings)
-    if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
-        raise SettingError(f"name = {name!r} is not allowed: letters, digits, '-', '_' and '.', not beginning with '.'")
-    label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
-    label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
-    callback = callback or Callback()
-    if folder.experiment().cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
-        callback.on_message(ONE_COHORT)
-    if folder.experiment().data.public == NO_PUBLIC and public is None:
-        raise SettingError(f'{folder.path} has no public samples (data.public = "none"): give public, from Python')
-    given = given_arrays(train, test, public, folder.experiment(), callback.on_message)
-    task = reload_task(folder, data, model, given, callback.on_message, changed.student, public is not None)
-    check_distillation(changed, task)
-    recorder = RunRecorder(folder, task.experiment, callback, folder.path / "distillations" / label)
-    on_device = torch_device(device)
-    try:
-        outcome = method.distill(task, recorder.teachers(changed), changed, on_device, recorder.on_epoch)
-        summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
-    finally:
-        recorder.unlock()
-    return {**summary, "path": str(recorder.results)}
+    own: dict[str, Any] = {"train": train, "test": test, "public": public, "data": data, "model": model}
+    experiment = RunFolder.open(Path(path)).experiment()
+    epochs = changed_distillation(experiment, settings).epochs
+    with following(verbose, callback, experiment, epochs) as follower:
+        return Distiller(path, device=device, callback=follower, **own)(settings, name)
+
+
+class Distiller:
+    """A run that is distilled again, as `distill` does it, several times: its task is loaded once."""
+
+    outputs: TeacherOutputs | None = None
+    """Set by the caller: what teachers answer is computed once."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: UserModel | None = None,
+        train: object = None,
+        test: object = None,
+        public: object = None,
+        data: str | Path | None = None,
+        device: str = "auto",
+        callback: Callback | None = None,
+    ) -> None:
+        self.folder, self.device = RunFolder.open(Path(path)).verify(), device
+        self._callback, self._model, self._data = callback or Callback(), model, data
+        self._given = (train, test, public)
+        self._tasks: dict[str, Task] = {}  # by the name of the student's model
+
+    def __call__(
+        self, settings: Mapping[str, Any], name: str = "", engine: Engine = method.NO_WORKERS
+    ) -> dict[str, Any]:
+        """Distill with these settings; the engine pauses between steps of the student. The summary, and its folder."""
+        folder, callback, public = self.folder, self._callback, self._given[-1]
+        changed = changed_distillation(folder.experiment(), settings)
+        if name and (name.startswith(".") or not all(c.isalnum() or c in "-._" for c in name)):
+            allowed = "letters, digits, '-', '_' and '.', not beginning with '.'"
+            raise SettingError(f"name = {name!r} is not allowed: {allowed}")
+        label = name or "-".join(f"{key}-{value}" for key, value in settings.items()) or "again"
+        label = "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
+        if folder.experiment().cohorts == 1 and settings.keys() - {"at", "quorum", "unfinished"}:
+            callback.on_message(ONE_COHORT)
+        if folder.experiment().data.public == NO_PUBLIC and public is None:
+            raise SettingError(f'{folder.path} has no public samples (data.public = "none"): give public, from Python')
+        if changed.student not in self._tasks:
+            given = given_arrays(*self._given, folder.experiment(), callback.on_message)
+            more = (given, callback.on_message, changed.student, public is not None)
+            self._tasks = {changed.student: reload_task(folder, self._data, self._model, *more)}
+            self.outputs = self.outputs and TeacherOutputs()
+        task = self._tasks[changed.student]
+        check_distillation(changed, task)
+        recorder = RunRecorder(folder, task.experiment, callback, folder.path / "distillations" / label)
+        on_device = torch_device(self.device)
+        try:
+            teachers, outputs = recorder.teachers(changed), self.outputs
+            outcome = method.distill(task, teachers, changed, on_device, recorder.on_epoch, engine, outputs)
+            summary = recorder.save(outcome, distillation=changed.model_dump(), device=on_device.type)
+        finally:
+            recorder.unlock()
+        return {**summary, "path": str(recorder.results)}
 
 
 def changed_distillation(experiment: Experiment, changes: Mapping[str, Any]) -> Distillation:
@@ -236,7 +278,7 @@ def changed_distillation(experiment: Experiment, changes: Mapping[str, Any]) -> 
     return experiment_file.with_settings(experiment, {f"distillation.{k}": v for k, v in own.items()}).distillation
 
 
-def load_run(path: str | Path) -> Run:
+def load_run(path: str | os.PathLike[str]) -> Run:
     """Open a run folder for reading."""
     return Run(RunFolder.open(Path(path)).path)
 
@@ -272,7 +314,8 @@ def execute(
     callback: Callback,
     track: Sequence[str],
     event: str,
-) -> Run:
+    train_only: bool = False,
+) -> None:
     """Algorithm 1 into a run folder that this process holds alone."""
     followers = CallbackList(callback, *(trackers.Tracking(name, folder, callback.on_message) for name in track))
     recorder, summary, engine = RunRecorder(folder, task.experiment, followers), None, Engine()
@@ -287,6 +330,10 @@ def execute(
         engine.on_event, engine.on_load = folder.log, partial(_show_load, folder, followers)
         more = {"workers_device": engine.device} if engine.name == "ray" else {}
         folder.log(event, engine=engine.name, device=str(device), **more)
+        followers.on_task(task, folder, device)
+        if train_only:
+            method.train(task, engine, recorder, device)
+            return
         outcome = method.cpfl(task, engine, recorder, device)
         summary = recorder.save(outcome, engine=engine.name, device=engine.device or device.type)
         folder.log("finished")
@@ -294,7 +341,6 @@ def execute(
         engine.close()
         followers.on_end(summary)
         folder.unlock()
-    return Run(folder.path)
 
 
 def _show_load(folder: RunFolder, callback: Callback, load: dict[str, Any]) -> None:

@@ -7,12 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from cpfl.distillation.student import EpochRecord
     from cpfl.federation.session import ClosedRound, Session
+    from cpfl.runs.folder import RunFolder
+    from cpfl.task.task import Task
 
 
 class Callback:
     """Base class of everything that follows a run; override the methods that you need."""
+
+    def on_task(self, task: Task, folder: RunFolder, device: torch.device) -> None:
+        """The task is built and its run folder is there; `device` is where models are evaluated."""
 
     def on_start(self, sessions: Sequence[Session]) -> None:
         """Training starts, or resumes from the state of these sessions."""
@@ -20,6 +27,12 @@ class Callback:
     def on_round(self, session: Session, closed: ClosedRound) -> bool | None:
         """A cohort has closed a round. Return True to stop the run: every cohort ends with its next closed round, and
         the models of that moment are distilled."""
+
+    def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """Under the stopping rule joint all cohorts were evaluated: a line of evaluations.jsonl."""
+
+    def on_meeting(self, meeting: Mapping[str, Any]) -> None:
+        """Cohorts have met, and continue from the merged model: a line of meetings.jsonl."""
 
     def on_epoch(self, record: EpochRecord) -> None:
         """The student has completed an epoch over the public set."""

@@ -34,17 +34,28 @@ from cpfl.settings import Experiment, experiment_file
 from cpfl.task.task import Task, build_task
 
 WARM_UP = 3  # rounds of every cohort before the measurement
+EXTRAS = {  # what each is for, and its packages
+    "report": ("reports, dashboard and pictures", "vl_convert"),
+    "data": ("the published files of SVHN", "scipy"),
+    "onnx": ("exports as ONNX", "onnx", "onnxscript"),
+    "tensorboard": ("--track tensorboard", "tensorboard"),
+    "mlflow": ("--track mlflow", "mlflow"),
+    "wandb": ("--track wandb", "wandb"),
+    "tune": ("cpfl tune", "optuna"),
+    "ray": ("clusters: --engine ray", "ray"),
+    "flower": ("a real fleet: cpfl deploy", "flwr", "cryptography"),
+}
 PRESETS = {"cifar10": ((3, 32, 32), 10), "femnist": ((1, 28, 28), 62)}  # the shape of a sample, classes
 
 
-def examine(data: Path | None) -> list[tuple[str, bool, str]]:
-    """All checks, each as (what, whether it is fine, what was found)."""
+def examine(data: Path | None) -> list[tuple[str, bool | None, str]]:
+    """All checks, each as (what, whether it is fine, what was found); None: an optional part is not installed."""
     roots = sources.search_roots(data)
-    present = [name for name in CATALOGUE if sources.describe(name, roots).format != "missing"]
-    missing = [name for name in CATALOGUE if name not in present]
+    sets = [sources.describe(name, roots) for name in CATALOGUE]
+    missing = [one for one in sets if one.format == "missing"]
+    by_hand = ", ".join(one.name for one in missing if not one.downloadable)
     free = shutil.disk_usage(Path.cwd()).free
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: runs on the CPU"
-    onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript"))
     works = bool(torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)).item() == 9)
     return [
         *((f"{name} {version}", True, "") for name, version in versions().items()),
@@ -52,11 +63,19 @@ def examine(data: Path | None) -> list[tuple[str, bool, str]]:
         ("processor", True, f"{platform.machine()}, {os.cpu_count()} cores"),
         ("GPU", True, gpu),
         ("disk here", free > 1e9, f"{free / 1e9:.0f} GB free"),
-        ("ONNX export", True, "ready" if onnx else "not installed: pip install 'cpfl[onnx]'"),
+        *(_extra(name, *parts) for name, parts in EXTRAS.items()),
         ("data folders", True, ", ".join(str(root) for root in roots)),
-        ("data found", True, ", ".join(present)),
-        ("data to fetch", True, ", ".join(missing) or "none"),
+        ("data found", True, ", ".join(one.name for one in sets if one not in missing)),
+        ("data to fetch", True, ", ".join(one.name for one in missing if one.downloadable) or "none"),
+        *([("data by hand", True, f"{by_hand}: cpfl data list says what is expected where")] if by_hand else []),
     ]
+
+
+def _extra(name: str, use: str, *packages: str) -> tuple[str, bool | None, str]:
+    """Whether the packages of an extra are installed."""
+    if all(importlib.util.find_spec(package) for package in packages):
+        return name, True, use
+    return name, None, f"{use}: not installed, pip install 'cpfl[{name}]'"
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Assign    M clients are split into n cohorts.
 Train     Every cohort runs its own federated learning, in parallel and with no barrier, until its stopping rule fires.
-          (If they are to meet, they wait every so many hours or rounds, and continue from their merged model. Under
-          the rule joint they wait for evaluations.)
+          (If they are to meet, they wait every so many hours or rounds, and continue from their merged model, or each
+          meets a global model when it is ready. Under the rule joint they wait for evaluations.)
 Distill   The cohort models θ_i become teachers. For a public, unlabelled sample x the teachers' logits z_i = f(x; θ_i)
           are aggregated with the weights p_i: z̃ = Σ_i p_i ⊙ z_i. A student θ_s minimises ‖f(x; θ_s) − z̃‖₁ (or another
           loss). With n = 1 there is nothing to distill: the cohort model is the result. (Or the mean of the cohort
@@ -18,6 +18,7 @@ import torch
 from cpfl import models
 from cpfl.distillation.ensemble import Ensemble, Precision
 from cpfl.distillation.objective import distillation_loss
+from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.distillation.results import Distilled, TestSet
 from cpfl.distillation.student import EpochRecord, initial_student, train_student
 from cpfl.distillation.views import Views
@@ -35,12 +36,18 @@ NO_WORKERS = Engine()
 
 def cpfl(task: Task, engine: Engine, run: RunRecorder, device: torch.device) -> Distilled:
     """The whole method; continues from whatever the run folder already holds."""
-    sessions = open_sessions(task)
-    train_cohorts(task, sessions, engine, run, device)
+    sessions = train(task, engine, run, device)
     teachers = run.teachers(task.experiment.distillation, sessions)
     if task.experiment.merges:
         return merge(task, teachers, device)
     return distill(task, teachers, task.experiment.distillation, device, run.on_epoch, engine)
+
+
+def train(task: Task, engine: Engine, run: RunRecorder, device: torch.device) -> list[Session]:
+    """The cohorts alone: their sessions, all of which have stopped."""
+    sessions = open_sessions(task)
+    train_cohorts(task, sessions, engine, run, device)
+    return sessions
 
 
 def open_sessions(task: Task) -> list[Session]:
@@ -66,13 +73,15 @@ def distill(
     device: torch.device,
     on_epoch: Callable[[EpochRecord], None],
     engine: Engine = NO_WORKERS,  # its workers compute targets, if it has any
+    outputs: TeacherOutputs | None = None,  # of teachers in other distillations of the task
 ) -> Distilled:
     """Train a student to predict what the teachers predict together on public samples."""
-    began, experiment = time.perf_counter(), task.experiment
+    began, experiment, task = time.perf_counter(), task.experiment, task.regrouped(teachers.clients)
     models.choose_arithmetic(experiment.precision)
     precision = Precision(device, experiment.precision)
     with models.threads_for(task.start):
-        ensemble = Ensemble(task, teachers.cohorts, settings, precision)  # p_i, and z̃ = Σ_i p_i ⊙ f(x; θ_i)
+        # p_i, and z̃ = Σ_i p_i ⊙ f(x; θ_i)
+        ensemble = Ensemble(task, teachers.cohorts, settings, precision, outputs=outputs)
         test = TestSet(task, precision)
         accuracies = test.accuracies(ensemble, teachers.states())
         if len(teachers.cohorts) == 1:
@@ -89,6 +98,7 @@ def distill(
 
 def merge(task: Task, teachers: Teachers, device: torch.device) -> Distilled:
     """The mean of the cohort models is the global model: nothing is distilled, and no public samples are needed."""
+    task = task.regrouped(teachers.clients)
     models.choose_arithmetic(task.experiment.precision)
     precision = Precision(device, task.experiment.precision)
     with models.threads_for(task.start):

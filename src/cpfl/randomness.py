@@ -13,6 +13,7 @@ subset         – (seed 0)                 which column values become clients: 
 test           – (seed 0)                 which samples are held out where a source has no test set
 validation     client                     permutation of the client's samples; the first floor(share · n) validate
 cohorts        –                          permutation of the clients; in other rules it breaks ties
+redraw         meeting                    permutation of the clients of cohorts that are drawn anew
 swaps          –                          cohort assignment: which cohorts are paired, and which clients may be swapped
 devices        –                          rows of the trace (or uniform quantiles of the synthetic fleet)
 selection      cohort, round              a round's participants; with an attempt, or FedBuff's start, as third number

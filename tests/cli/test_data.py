@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from PIL import Image
-from tests.pages import ROOT, noted
+from tests.pages import find, noted
 
 from cpfl.data import embedded
 from cpfl.data.catalogue import CATALOGUE, Entry, RemoteFile
@@ -126,7 +126,7 @@ def test_a_missing_set_without_a_network(
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
-    answer = cpfl_command("run", "cifar10", "--data", tmp_path, "--out", "run")
+    answer = cpfl_command("run", "cifar10", "--download", "--data", tmp_path, "--out", "run")
     assert answer.code == 2
     assert "cifar-10-binary.tar.gz" in answer.err
     assert "put it at" in answer.err
@@ -160,7 +160,7 @@ def test_import_then_train_then_predict(cpfl_command: Command, photos: Path) -> 
 
 def test_a_folder_of_images_as_the_page_has_it(cpfl_command: Command, photos: Path) -> None:
     """The page's file and its commands, but for fewer rounds."""
-    page = (ROOT / "docs" / "custom-data-and-model.md").read_text()
+    page = find("custom-data-and-model.md").read_text()
     (file,) = re.findall(r'^```toml\n(name = "leaves".*?)^```', page, re.M | re.S)
     (photos / "leaves.toml").write_text(f"max_rounds = 2\n{file}\n[distillation]\nepochs = 1\n")
     *imports, run, predict = noted("custom-data-and-model.md", "tests/cli/test_data.py")

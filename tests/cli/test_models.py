@@ -140,7 +140,7 @@ def test_doctor(cpfl_command: Command) -> None:
     for word in ("python", "torch", "numpy", "GPU", "data folders", "digits", "ONNX"):
         assert word in answer.out
     checks = cpfl_command("doctor", "--json").good().json
-    assert all(check["fine"] for check in checks)
+    assert all(check["fine"] is not False for check in checks)
     assert any(check["what"] == "data found" and "digits, letters" in check["found"] for check in checks)
 
 

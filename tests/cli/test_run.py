@@ -116,7 +116,9 @@ def test_what_a_person_reads(cpfl_command: Command, tmp_path: Path) -> None:
     assert f"{summary['student_accuracy']:.2f} % on the test set" in answer.out
     assert f"{summary['teacher_accuracy_mean']:.2f} ± {summary['teacher_accuracy_std']:.2f} %" in answer.out
     assert "cohort 3 stopped after 5 rounds" in answer.out
-    assert answer.out.rstrip().endswith("here")
+    *_, folder, _, _, command = answer.out.rstrip().splitlines()
+    assert folder.split() == ["run", "folder", "here"]
+    assert command.startswith("next: cpfl sweep digits --set max_rounds=5 ")
     assert answer.err == ""
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import BaseModel
-from tests.pages import ROOT
+from tests.pages import find
 
 from cpfl.settings import Experiment, describe
 
@@ -66,4 +66,4 @@ def test_an_unknown_setting(cpfl_command: Command) -> None:
 
 
 def test_the_page_of_the_docs_is_current(cpfl_command: Command) -> None:
-    assert (ROOT / "docs" / "settings.md").read_text() == cpfl_command("settings", "--markdown").good().out
+    assert find("settings.md").read_text() == cpfl_command("settings", "--markdown").good().out

@@ -25,7 +25,9 @@ def test_client_state_and_the_joint_stopping_rule(plain: Callable[..., Path], tm
     out = tmp_path / "run"
     process = start("run", "digits", *settings(SMALL | changes), "--engine", "ray", "--workers", "2", "--out", out)
     alone = plain(SMALL | changes)
-    assert "Ray: 2 workers on 1 node, a core each" in ended(process)
+    text = ended(process)
+    assert "Ray: 2 workers on 1 node, a core each" in text
+    assert "precision float32; " in text
     same(out, alone)
     evaluated, expected = content(out / "evaluations.jsonl"), content(alone / "evaluations.jsonl")
     assert evaluated == expected != b""
@@ -62,6 +64,36 @@ def test_algorithms_together(cluster: Nodes, plain: Callable[..., Path], tmp_pat
         assert len({(out / "models" / f"{name}.safetensors").stat().st_size // 10_000 for name in kept}) == 2
     else:
         assert all(len({tuple(record["participants"]) for record in cohort}) > 3 for cohort in kept.values())
+
+
+MEETINGS: dict[str, dict[str, Any]] = {
+    "an outer optimizer, the mean of the servers' state, cohorts drawn anew": {
+        "meetings.rule": "outer", "meetings.rule_args.weights": "work", "meetings.interval": "2 rounds",
+        "federation.server": "fedavgm", "meetings.server_state": "average", "meetings.redraw": True,
+    },
+    "at times, evaluated, without public samples": {
+        "meetings.rule": "mean", "meetings.interval": "30s", "stopping.rule": "joint", "stopping.min_gain": 0,
+        "federation.client": "scaffold", "federation.momentum": 0, "meetings.final": "merge", "data.public": "none",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MEETINGS)
+def test_cohorts_that_meet(cluster: Nodes, plain: Callable[..., Path], tmp_path: Path, case: str) -> None:
+    """The driver merges; the cohorts go back to the workers with the merged model and what their servers keep."""
+    merges = "data.public" in MEETINGS[case]
+    gone = [key for key in FEW if merges and (key.startswith("distillation") or key == "data.public_limit")]
+    changes = {key: value for key, value in FEW.items() if key not in gone} | MEETINGS[case]
+    out = tmp_path / "run"
+    where = ["--engine", "ray", "--address", cluster.address]
+    process = start("run", "digits", *settings(changes), *where, "--out", out)
+    alone = plain(changes)
+    ended(process)
+    same(out, alone)
+    for name in ("meetings.jsonl", *(["evaluations.jsonl"] if merges else [])):
+        assert content(out / name) == content(alone / name) != b""
+    for model in alone.glob("models/meeting-*.safetensors"):
+        assert content(out / "models" / model.name) == content(model)
 
 
 def test_five_workers_with_a_cohort_each(cluster: Nodes, plain: Callable[..., Path], tmp_path: Path) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpfl.settings import Experiment, experiment_file
-
-pytest.importorskip("ray")
-
-from cpfl.sweep import on_ray as slots
+from cpfl.sweep import slots
 
 DIGITS = experiment_file.load("digits")
 
@@ -60,3 +57,16 @@ def test_a_thousand_slots_are_allocated_quickly(monkeypatch: pytest.MonkeyPatch)
     found = slots.allocate(runs, 1000)
     assert looks < 150 * len(runs)
     assert slots.duration(runs, found, 1000) < 0.95 * slots.duration(runs, dict.fromkeys(runs, 1), 1000)
+
+
+def test_runs_fill_the_cores_of_nodes_and_are_spread_only_over_nodes_that_would_have_none() -> None:
+    assert set(slots.allocate(equal(4, cohorts=40), 4, cores=8).values()) == {1}
+    assert slots.allocate(equal(2, cohorts=40), 4, cores=8) == {"0": 2, "1": 2}
+    assert slots.allocate(equal(2, cohorts=4), 4, cores=8) == {"0": 1, "1": 1}  # not even the cores of one node
+
+
+def test_slots_get_runs_by_their_cost_and_their_cores() -> None:
+    runs = {"a": run(40), "b": run(30), "c": run(20), "d": run(10)}
+    assert slots.distribute(runs, [1, 1]) == [["a", "d"], ["b", "c"]]
+    assert slots.distribute(runs, [4, 1]) == [["a", "b", "d"], ["c"]]
+    assert slots.distribute(equal(3), [1, 1, 1, 1]) == [["0"], ["1"], ["2"], []]

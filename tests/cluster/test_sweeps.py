@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
-from tests.cluster.nodes import Nodes, ended, events, python, said, settings, start
+from tests.cluster.gate import Gate
+from tests.cluster.nodes import Nodes, ended, events, python, said, same, settings, start, until
 from tests.cluster.test_user_files import written
 
 import cpfl
@@ -41,6 +44,33 @@ def test_a_sweep_on_two_nodes_is_that_of_one_process(cluster: Nodes, tmp_path: P
     about = json.loads((tmp_path / "ray" / "n001-seed90" / "run.json").read_text())
     assert about["data_folder"] == str(there)
     assert json.loads((tmp_path / "ray" / "sweep.json").read_text())["engine"] == "ray"
+
+
+@pytest.mark.cluster
+def test_runs_share_the_cores_of_a_node_and_survive_its_death(cluster: Nodes, gate: Gate, tmp_path: Path) -> None:
+    """Two runs train side by side when their process is killed, and again when the node goes. Two others diverge."""
+    node = cluster.add(cpus=2)
+    mine, held = written(tmp_path / "mine"), gate.settings(QUICK | {"cohorts": 2})
+    where = ["--engine", "ray", "--address", cluster.address, "--workers", "2", "--data", str(mine)]
+    grid = ["--seeds", "90,91", "--over", "federation.lr=0.05,1e30"]
+    process = start("sweep", "digits", *settings(held), *grid, *where, "--out", tmp_path / "ray")
+    fine = [tmp_path / "ray" / f"n002-seed{seed}-federation.lr-0.05" for seed in (90, 91)]
+    until(lambda: all((run / "log.jsonl").is_file() for run in fine), process)
+    (pid,) = until(lambda: {int(path.name.split("-")[-1]) for path in tmp_path.glob("gate-round-2-*")}, process)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: all(len(events(run)) > 1 for run in fine), process)
+    cluster.remove(node)
+    gate.open()
+    text, _ = process.communicate()
+    assert process.returncode == 1, text
+    for run in fine:
+        own = cpfl.load_run(run).experiment
+        plain = cpfl.run(own, out=tmp_path / run.name, engine="workers", workers=1, data=mine)
+        same(run, plain.path)
+        happened = [event["event"] for event in events(run) if event["event"] != "run again"]
+        assert happened == ["started", "resumed", "resumed", "finished"]
+        assert {event.get("engine", "workers") for event in events(run)} == {"workers"}
+    assert text.count(" failed: the loss of client ") == 2, text
 
 
 def test_jobs_are_for_one_machine(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import ImageFont
-from sklearn.datasets import load_digits
 
+import cpfl
 from cpfl.data import embedded
 
 DRAWING = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "draw_letters.py"))
@@ -24,23 +24,31 @@ def test_digits_are_all_there_once() -> None:
     assert test.y is not None
     assert np.bincount(test.y).min() > 20
     both = np.concatenate([train.x, test.x])[:, 0]
-    expected = np.rint(load_digits().images * 255 / 16).astype(np.uint8)
+    expected = np.rint(cpfl.load_digits()[0].reshape(-1, 8, 8) * 255).astype(np.uint8)
     assert sorted(image.tobytes() for image in both) == sorted(image.tobytes() for image in expected)
     assert both.max() == 255
 
 
-@pytest.mark.parametrize("kept", ["where we look", "elsewhere"])
-def test_digits_are_as_scikit_learn_hands_them_out(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if kept == "elsewhere":
-        monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
-    images, labels = embedded._scanned.__wrapped__()
-    bunch = load_digits()
-    np.testing.assert_array_equal(images, bunch.images)
-    np.testing.assert_array_equal(labels, bunch.target)
+def test_digits_are_those_of_scikit_learn() -> None:
+    bunch = pytest.importorskip("sklearn.datasets", reason="scikit-learn, whose digits these are").load_digits()
+    x, y = cpfl.load_digits()
+    assert (x.dtype, y.dtype) == (np.float32, np.int64)
+    np.testing.assert_array_equal(x * 16, bunch.data)
+    np.testing.assert_array_equal(y, bunch.target)
 
 
-def test_digits_are_the_same_every_time() -> None:
-    assert embedded.digits("test").fingerprint() == embedded.digits("test").fingerprint()
+@pytest.mark.parametrize(
+    ("name", "split", "fingerprint"),
+    [
+        ("digits", "train", "7c97b139bbba6029b0436f95bf246ab7b2c37df3db4eb1f0dfffa1520f0e3e72"),
+        ("digits-grainy", "test", "eeded217640fe6438096d2065ef49e212813286fe8a9bc7dfb6c83def33152f9"),
+    ],
+)
+def test_digits_are_the_same_every_time(name: str, split: str, fingerprint: str) -> None:
+    """And the same as when they were read from scikit-learn: run folders hold these fingerprints."""
+    samples = embedded.read(name, split)
+    assert samples is not None
+    assert samples.fingerprint() == fingerprint
 
 
 def test_letters_have_the_form_of_digits() -> None:

@@ -4,12 +4,14 @@ import hashlib
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+import cpfl
 from cpfl.data import catalogue
 from cpfl.data.catalogue import CATALOGUE, Entry, RemoteFile, fetch
 from cpfl.errors import DataError
@@ -167,3 +169,28 @@ def test_catalogue_checksums_are_well_formed() -> None:
             assert int(digest, 16)
             assert file.size > 0
             assert file.url.startswith("http")
+
+
+@pytest.mark.parametrize("permission", [False, True, "no", "yes"])
+def test_a_run_downloads_only_what_it_may(
+    permission: bool | str, tmp_path: Path, mirror: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user is asked once, with the names and the sizes; a refusal names the commands."""
+    files = tuple(replace(one, url=f"{mirror}/{one.name}") for one in CATALOGUE["pair"].files)
+    monkeypatch.setitem(CATALOGUE, "pair", replace(CATALOGUE["pair"], files=files))
+    asked: list[str] = []
+
+    def ask(question: str) -> bool:
+        asked.append(question)
+        return permission == "yes"
+
+    root = tmp_path / "data"
+    root.mkdir()
+    answer = ask if isinstance(permission, str) else permission
+    with pytest.raises(DataError) as refused:  # what is downloaded is no images
+        cpfl.run("digits", data=root, settings={"data.train": "pair"}, out=tmp_path / "run", download=answer)
+    assert (root / "pair").exists() == (permission in (True, "yes"))
+    if permission in (False, "no"):
+        assert "pair (3 MB) is not on this machine: cpfl data get pair" in str(refused.value)
+    assert asked == [f"pair (3 MB) is not on this machine. Download to {root}?"] * isinstance(permission, str)
+    assert not (tmp_path / "run").exists()

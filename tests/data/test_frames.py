@@ -21,7 +21,7 @@ from tests.data.forms import (
     pandas,
     read,
 )
-from tests.pages import ROOT, blocks
+from tests.pages import blocks, find
 
 from cpfl.errors import DataError, SettingError
 from cpfl.task.loading import given_arrays
@@ -175,7 +175,7 @@ def test_the_frame_of_the_docs(
 ) -> None:
     """The example of "custom-data-and-model.md" runs as it is printed, and learns."""
     pandas()
-    pages = blocks(ROOT / "docs" / "custom-data-and-model.md")
+    pages = blocks(find("custom-data-and-model.md"))
     (text,) = (block["text"] for block in pages if block["note"] and "test_frames.py" in block["note"])
     monkeypatch.chdir(tmp_path)
     exec(text, {})

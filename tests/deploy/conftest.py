@@ -22,7 +22,7 @@ from cpfl.deploy.local_fleet import LocalFleet, descendants, listens
 from cpfl.settings import experiment_file
 
 APP = Path(__file__).parent / "app"
-PRELOAD = ["sklearn.datasets", "flwr.serverapp.strategy", "no_such_module"]  # an unknown module does no harm
+PRELOAD = ["cpfl.data.embedded", "flwr.serverapp.strategy", "no_such_module"]  # an unknown module does no harm
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,4 +1,4 @@
-"""The commands of docs/deploy.md as they stand there, and what `cpfl deploy` says to mistakes.
+"""The commands of docs/how-to/deploy.md as they stand there, and what `cpfl deploy` says to mistakes.
 
 Commands that end: cpfl deploy new, cpfl deploy local, cpfl report, mkdir -p, openssl req, openssl x509, export,
 ssh-keygen -q, flwr supernode, flwr run. Commands that keep running: flower-superlink --host, cpfl deploy node.
@@ -27,7 +27,7 @@ from tests.processes import Program
 import cpfl
 from cpfl.deploy.local_fleet import descendants, free_port, new_app
 
-PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "deploy.md"
 BLOCK = re.compile(r"^<!-- run in tests/deploy/test_commands.py -->\n```sh\n(.*?)^```", re.M | re.S)
 STAY = ("flower-superlink", "cpfl deploy node")
 

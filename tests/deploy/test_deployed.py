@@ -31,14 +31,15 @@ SETTINGS = {
     "federation.lr": 0.3,
     "checkpoint_seconds": 0,
 }
+MEET = {"meetings.rule": "mean", "meetings.rule_args.weights": "samples", "meetings.interval": "1 rounds"}
 
 
 def test_equals_its_simulation(
     fleet: Fleet, cpfl_command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4 nodes, 2 cohorts, with TLS and node keys: cohort models to 1e-5, the same rounds, stops and accuracy."""
+    """4 nodes, 2 cohorts that meet, with TLS and node keys: models to 1e-5, the same rounds, stops and accuracy."""
     monkeypatch.syspath_prepend(APP)
-    settings = {**SETTINGS, "model.name": "quickstart:Net"}
+    settings = {**SETTINGS, **MEET, "model.name": "quickstart:Net"}
     experiment = experiment_file.with_settings(experiment_file.load("digits"), settings)
     simulated = cpfl.run(experiment, engine="reference", out=tmp_path / "simulated")
 
@@ -50,7 +51,7 @@ def test_equals_its_simulation(
     assert fleet.trap.calls == [], "somebody called home"
 
     deployed = cpfl.load_run(tmp_path / "deployed")
-    for name in ("start", "cohort-0000", "cohort-0001", "global"):
+    for name in ("start", "meeting-0001", "cohort-0000", "cohort-0001", "global"):
         one, other = (load_file(run.path / "models" / f"{name}.safetensors") for run in (simulated, deployed))
         assert one.keys() == other.keys()
         for key, value in one.items():

@@ -8,7 +8,7 @@ from cpfl.deploy.local_fleet import imported_modules, new_app
 
 
 def test_what_the_template_imports(tmp_path: Path) -> None:
-    assert {"torch", "sklearn.datasets", "cpfl.deploy"} <= set(imported_modules(new_app(tmp_path / "app")))
+    assert {"torch", "cpfl", "cpfl.deploy"} <= set(imported_modules(new_app(tmp_path / "app")))
 
 
 def test_what_the_folder_holds_is_left_to_flower(tmp_path: Path) -> None:

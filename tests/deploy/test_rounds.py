@@ -23,6 +23,7 @@ from cpfl.deploy.client import client_app
 from cpfl.deploy.server import serve
 from cpfl.engines.flower import messages
 from cpfl.errors import CpflError, SettingError, StalledError
+from cpfl.runs import records
 
 from .grid import Nodes, VirtualClock
 
@@ -159,11 +160,12 @@ def test_algorithms_are_their_simulations(nodes: Nodes, tmp_path: Path, name: st
     assert same == (name == "fednova")  # all do as many steps here
 
 
+@pytest.mark.parametrize("more", [{}, {"meetings.rule": "outer", "meetings.interval": "2 rounds"}])
 def test_a_server_optimizers_state_survives_a_break(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    """A run that is stopped after its second round and resumed ends as its simulation does."""
-    settings = {"federation.server": "fedavgm", "checkpoint_seconds": 0, "max_rounds": 5}
+    """A run that is stopped after its second round, or a meeting, and resumed ends as its simulation does."""
+    settings = {"federation.server": "fedavgm", "checkpoint_seconds": 0, "max_rounds": 5} | more
 
     class Enough(Exception):
         pass
@@ -177,6 +179,98 @@ def test_a_server_optimizers_state_survives_a_break(
         with pytest.raises(Enough):
             deploy(nodes, tmp_path / "real", **settings)
     assert close(deploy(nodes, tmp_path / "real", **settings), simulated(tmp_path / "simulated", **settings))
+
+
+MEETINGS: dict[str, dict[str, Any]] = {
+    "mean": {"meetings.rule": "mean", "meetings.rule_args.weights": "samples"},
+    "outer, momentum": {
+        "meetings.rule": "outer", "federation.server": "fedavgm", "meetings.server_state": "average",
+    },
+    "a student": {"meetings.rule": "distill", "meetings.rule_args.epochs": 2},
+}  # fmt: skip
+
+
+def held(run: cpfl.Run) -> list[dict[str, Any]]:
+    return records.read(run.path / "meetings.jsonl")
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_meetings_are_their_simulations(nodes: Nodes, tmp_path: Path, name: str) -> None:
+    settings = MEETINGS[name] | {"meetings.interval": "2 rounds", "max_rounds": 5}
+    real, plain = deploy(nodes, tmp_path / "real", **settings), simulated(tmp_path / "simulated", **settings)
+    assert close(real, plain)
+    assert not close(real, simulated(tmp_path / "apart", max_rounds=5))
+    assert len(held(plain)) == 2
+    for ours, theirs in zip(held(real), held(plain), strict=True):
+        assert {key: ours[key] for key in ("cohorts", "rounds", "samples", "bytes")} == {
+            key: theirs[key] for key in ("cohorts", "rounds", "samples", "bytes")
+        }
+    for key in ("student_accuracy", "merged_accuracy", "global_gb"):
+        assert real.summary[key] == pytest.approx(plain.summary[key])
+
+
+def test_meetings_at_real_times(nodes: Nodes, tmp_path: Path) -> None:
+    """The next round is expected to last as long as the last one; what everybody continues from is the merged model."""
+
+    class Ticking(VirtualClock):
+        def now(self) -> float:
+            self.seconds += 0.001
+            return self.seconds
+
+    settings = {"meetings.rule": "mean", "meetings.interval": "1s", "max_rounds": 60, "federation.lr": 1e-30}
+    run = deploy(nodes, tmp_path / "real", clock=Ticking(), **settings)
+    met = held(run)
+    assert len(met) > 1
+    for one in met:
+        ends = [
+            r["clock"]
+            for r in run.rounds
+            if r["round"] == dict(zip(one["cohorts"], one["rounds"], strict=True)).get(r["cohort"])
+        ]
+        assert max(ends) <= one["clock"] + 1e-6
+    start = load_file(run.path / "models" / "start.safetensors")
+    for state in teachers(run):
+        assert all(torch.allclose(value, start[name]) for name, value in state.items())
+
+
+def test_nobody_waits_in_a_real_fleet(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cohort meets the global model as it comes, while the others train; the same after a break."""
+    settings = {"meetings.rule": "asynchronous", "meetings.interval": "2 rounds", "checkpoint_seconds": 0}
+    settings |= {"max_rounds": 7, "assignment.rule": "csv", "assignment.rule_args.file": str(tmp_path / "plan.csv")}
+    (tmp_path / "plan.csv").write_text("client,cohort\n0,0\n1,1\n2,1\n3,1\n4,1\n5,1\n")
+
+    class Enough(Exception):
+        pass
+
+    def stop(self: Any, session: Any, closed: Any) -> None:
+        if closed.record.round == 5:
+            raise Enough
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cpfl.deploy.server.LogCallback.on_round", stop)
+        with pytest.raises(Enough):
+            deploy(nodes, tmp_path / "real", **settings)
+    run = deploy(nodes, tmp_path / "real", **settings)
+    met = held(run)
+    assert sorted((one["cohorts"][0], one["rounds"][0]) for one in met) == [(i, k) for i in (0, 1) for k in (2, 4, 6)]
+    for one in met:
+        records_of = [r for r in run.rounds if r["cohort"] == one["cohorts"][0]]
+        assert records_of[one["rounds"][0] - 1]["clock"] == one["clock"]
+    assert not close(run, simulated(tmp_path / "apart", max_rounds=7))
+
+
+def test_a_strategy_remembers_across_meetings(nodes: Nodes, tmp_path: Path) -> None:
+    few = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+    settings = {"meetings.rule": "mean", "meetings.interval": "2 rounds", "max_rounds": 5}
+    made = []
+
+    def strategy(cohort: int) -> Strategy:
+        made.append(cohort)
+        return FedAvg(**few)
+
+    real = deploy(nodes, tmp_path / "real", strategy=strategy, **settings)
+    assert sorted(made) == [0, 1]
+    assert close(real, simulated(tmp_path / "simulated", **settings))
 
 
 def test_cohorts_from_a_file(nodes: Nodes, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from cpfl import models
 from cpfl.data.given import Given, as_samples
 from cpfl.engines.lanes import LaneEngine, buffers, graphs
 from cpfl.engines.lanes.model import LaneModel
@@ -90,3 +91,37 @@ def test_a_step_on_a_cpu_is_recorded_once(model: str, monkeypatch: pytest.Monkey
     assert calls["losses"] > 4  # and once for each step without it
     for recorded, plain in zip(*outcomes, strict=True):
         assert all(torch.equal(recorded[name], value) for name, value in plain.items())
+
+
+def normalised() -> nn.Module:
+    """Layers that have kernels, and one that keeps running statistics."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1),
+        nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_what_a_gpu_compiles_of_a_step_is_one_graph_with_the_gradients_of_a_cpu(
+    fitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    if fitted:  # the layers that lanes have on a GPU, which compute elsewhere too
+        monkeypatch.setattr(models, "kernel_dtype", lambda device, precision: torch.float32)
+    some = ["federation.participation=0.5", "federation.selection=oort"]  # which reports squared losses
+    experiment = experiment_file.load("digits", ["clients=6", "cohorts=2", *some])
+    task = build_task(experiment, [], Given(), normalised)
+    lanes = LaneEngine(task, torch.device("cpu"), lanes=3).large
+    generator = torch.Generator().manual_seed(2)
+    lanes.params_LP.copy_(torch.randn(lanes.params_LP.shape, generator=generator) / 10)
+    lanes.batches.device["rows"].copy_(torch.randint(-1, 50, lanes.batches.device["rows"].shape, generator=generator))
+    (losses, gradients_LP), stats = lanes._from_views(), lanes.stats_LQ.clone()
+    monkeypatch.setattr(lanes.buffers.model, "_device", torch.device("cuda"))
+    lanes._forward = torch.compile(lanes._losses_of_rows, dynamic=False, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        compiled, compiled_LP = lanes._from_rows()
+        for ours, theirs in zip((*compiled, compiled_LP), (*losses, gradients_LP), strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None and theirs is not None:
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert torch.equal(lanes.stats_LQ, stats)

@@ -153,3 +153,16 @@ def test_a_worker_that_is_older_than_a_run_is_replaced(monkeypatch: pytest.Monke
     runs = cpfl.sweep("digits", cohorts=[2], seeds=[90, 91, 92, 93], settings=SMALL, out=tmp_path / "s", **COMMON)
     assert 2 < len(forks) <= 2 * 4  # once for each worker and run at most
     check_alone(runs[-1:], tmp_path)
+
+
+def test_runs_with_models_by_cohort_are_made_one_after_the_other(made: list[WorkerPool], tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Told(SweepCallback):
+        def on_message(self, text: str) -> None:
+            told.append(text)
+
+    settings = SMALL | {"model.by_cohort": {"1": "mlp"}, "max_rounds": 1}
+    cpfl.sweep("digits", cohorts=[2, 3], settings=settings, out=tmp_path / "s", callback=Told(), **COMMON)
+    assert made == []
+    assert told == ["the runs are made one after the other, since they have models by cohort (model.by_cohort)"]

@@ -18,6 +18,7 @@ from cpfl.federation.session import ClientResult, ClosedRound, RoundResult, Sess
 from cpfl.federation.stopping import (
     FEWEST,
     Point,
+    Share,
     client_evaluation_cost,
     converged,
     gain_per_doubling,
@@ -143,7 +144,7 @@ def test_a_session_waits_at_the_end_of_a_phase() -> None:
     assert one.participants(4) == []  # engines ask ahead
     with pytest.raises(AssertionError):
         one.open_round()
-    reported = one.continue_training(closed, 100.0, 1.5)
+    reported = one.continue_training(closed, 100.0, Share(1.5, 0))
     assert (one.waiting, one.clock, one.cpu_seconds) == (False, 100.0, 18.0 + 1.5)
     assert reported == closed  # the round ended when it did
     assert one.participants(4)
@@ -174,7 +175,7 @@ def test_a_limit_that_the_wait_has_used_up() -> None:
     """Three rounds end after 15 s, the evaluation after 37 s: the next round would end after 42 s."""
     for hours, stop in ((41.9, "hours"), (42.0, "")):
         one = session(stopping__max_hours=hours / 3600)
-        reported = one.continue_training(phase(one), 37.0, 0.0)
+        reported = one.continue_training(phase(one), 37.0, Share(0.0, 0))
         assert reported.record.stop == one.stopped == stop
 
 
@@ -183,7 +184,7 @@ def test_cpu_hours_pay_for_evaluations() -> None:
     for allowed, stop in ((36.0, "cpu hours"), (36.1, "")):
         one = session(stopping__max_cpu_hours=72 / 3600)
         assert one.cpu_budget == 36.0
-        assert one.continue_training(phase(one), 20.0, 12.1, allowed).record.stop == stop
+        assert one.continue_training(phase(one), 20.0, Share(12.1, 0, allowed)).record.stop == stop
         other = session(stopping__max_cpu_hours=72 / 3600)
         other.restore(*one.state())
         assert other.cpu_budget == allowed
@@ -202,7 +203,7 @@ def test_a_limit_is_shared_by_what_rounds_cost() -> None:
 def test_models_that_a_wait_makes_due(snapshots: str, expected: list[int]) -> None:
     """A cohort arrives after 15 s and continues at 70 s: its model was the current one at 20, 40 and 60 s."""
     one = session(snapshots=snapshots)
-    reported = one.continue_training(phase(one), 70.0, 0.0)
+    reported = one.continue_training(phase(one), 70.0, Share(0.0, 0))
     assert [(s.round, s.clock) for s in reported.snapshots] == [(number, 15.0) for number in expected]
     last = one.stop(phase(one), "joint", 86.0)
     assert [s.round for s in last.snapshots if s.round == 6] == ([6] if snapshots else [])
@@ -210,7 +211,7 @@ def test_models_that_a_wait_makes_due(snapshots: str, expected: list[int]) -> No
 
 def test_a_checkpoint_knows_the_phase() -> None:
     one = session()
-    one.continue_training(phase(one), 100.0, 1.0)
+    one.continue_training(phase(one), 100.0, Share(1.0, 0))
     other = session()
     other.restore(*one.state())
     assert (other.phases, other.clock, other.waiting) == (1, 100.0, False)

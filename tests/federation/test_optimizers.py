@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import Command
-from tests.pages import ROOT, files, noted
+from tests.pages import files, find, noted
 
 import cpfl
 from cpfl.errors import SettingError
@@ -17,7 +17,7 @@ from cpfl.federation.optimizers.base import ClientOptimizer, ServerOptimizer
 from cpfl.settings import Experiment, Federation, experiment_file
 from cpfl.settings.choices import CLIENT_OPTIMIZERS, SELECTIONS, SERVER_OPTIMIZERS, STOPPING_RULES
 
-PAGE = ROOT / "docs" / "custom-optimizer.md"
+PAGE = find("custom-optimizer.md")
 
 
 def test_every_known_name_has_a_documented_class() -> None:

@@ -15,6 +15,7 @@ from cpfl.errors import CpflError, SettingError
 from cpfl.federation.messages import ClientResult
 from cpfl.federation.selection.base import CohortInfo, Selection
 from cpfl.federation.selection.guided import LeastAvailable, Oort, PowerOfChoice
+from cpfl.federation.stopping import Share
 from cpfl.randomness import stream
 from cpfl.settings.choices import SELECTIONS
 
@@ -229,7 +230,7 @@ def test_refl_s_rest_goes_by_the_clock_of_the_cohort() -> None:
             closed = close(one, SAMPLES)
             selected.append(set(closed.record.participants))
         assert not selected[0] & selected[1], phase
-        one.continue_training(closed, one.clock + 3600, 0.0)
+        one.continue_training(closed, one.clock + 3600, Share(0.0, 0))
 
 
 def test_refl_s_ties_and_mistakes_are_drawn() -> None:

@@ -31,6 +31,15 @@ CASES: dict[str, dict[str, Any]] = {
     "reset": {"federation.server": "fedavgm", "meetings.server_state": "reset", "stopping.keep": "ema"},
     "outer": {"meetings.rule": "outer", "meetings.rule_args.weights": "work"},
     "a student": ROUNDS | {"meetings.rule": "distill", "meetings.rule_args.epochs": 2},
+    "drawn anew": ROUNDS | {
+        "meetings.redraw": True, "federation.server": "fedavgm", "federation.participation": 0.5,
+        "meetings.rule_args.weights": "samples",
+    },
+    "one by one, at times": {"meetings.rule": "asynchronous", "meetings.interval": "30s", "assignment.rule": "speed"},
+    "one by one, after rounds": ROUNDS | {
+        "meetings.rule": "asynchronous", "meetings.rule_args.momentum": 0.5, "federation.server": "fedavgm",
+        "meetings.server_state": "reset", "stopping.keep": "ema",
+    },
     "clients with state": ROUNDS | {"federation.client": "scaffold", "federation.momentum": 0},
     "fedbuff": {"federation.buffer_size": 2, "meetings.interval": "15s", "meetings.rule_args.weights": "samples"},
     "stale": {

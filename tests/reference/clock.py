@@ -46,3 +46,14 @@ def round_bytes(participants, model_bytes, cohort_size):
 def final_bytes(cohorts, model_bytes):
     """Every cohort's model to the global server."""
     return cohorts * model_bytes
+
+
+def evaluation(samples, compute_ms, kbps, model_bytes):
+    """Clients receive one model and run it on so many samples each: how long the slowest takes, CPU seconds, bytes.
+
+    The method: "These forward passes, a third of a training pass, count as CPU hours; the slowest client's time counts
+    as hours".
+    """
+    computing = [count * ms / 1000 for count, ms in zip(samples, compute_ms, strict=True)]
+    lasting = [c + transfer_seconds(model_bytes, speed) for c, speed in zip(computing, kbps, strict=True)]
+    return max(lasting), sum(computing), len(samples) * model_bytes

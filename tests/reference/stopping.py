@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 PLATEAU = "plateau"  # no new minimum for r rounds
 NO_SIGNAL = "no signal"  # r rounds in which nobody ever reported
 MAX_ROUNDS = "max rounds"
@@ -53,3 +55,17 @@ class Stopping:
         if keep == "last" or self.candidate is None:
             return last_model
         return self.candidate
+
+
+def gain_per_doubling(points, window):
+    """ "A least-squares line through the last evaluations over log₂ of the work"; None for fewer than four."""
+    if len(points) < 4:
+        return None
+    work, accuracy = zip(*points[-window:], strict=True)
+    return np.polyfit(np.log2(work), accuracy, 1)[0]
+
+
+def all_stop(points, min_gain, window):
+    """ "When the gain per doubling is below min_gain and not above that of one phase earlier"."""
+    now, before = gain_per_doubling(points, window), gain_per_doubling(points[:-1], window)
+    return min_gain > 0 and now is not None and before is not None and now < min_gain and now <= before

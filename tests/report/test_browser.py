@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from small_runs import reseal
-from tests.visits import IN_A_BROWSER, Visit, browser
+from tests.visits import IN_A_BROWSER, Visit, browser, luminance
 
 import cpfl
 from cpfl.report import writing as pages
@@ -30,7 +30,8 @@ def reported(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cpfl.report(runs).page
 
 
-MARKS = """element => [...element.querySelectorAll('svg .mark-line path, svg .mark-symbol path, svg .mark-rect path')]
+MARKS = """element => ['.mark-line path', '.mark-symbol path', '.mark-rect path', '.mark-rule line']
+    .flatMap(mark => [...element.querySelectorAll(`svg ${mark}`)])
     .filter(mark => mark.getBoundingClientRect().width + mark.getBoundingClientRect().height > 0).length"""
 
 
@@ -40,7 +41,7 @@ def test_opens_offline_and_draws_everything(browser: Any, reported: Path, width:
     with Visit(browser, reported.as_uri(), width, scheme) as visit:
         page = visit.page
         elements = page.query_selector_all("[data-figure]")
-        assert len(elements) == 12
+        assert len(elements) == 15
         for element in elements:
             assert element.evaluate(MARKS) >= 2, element.get_attribute("data-figure")
             drawing, figure = element.query_selector("svg").bounding_box(), element.bounding_box()
@@ -50,27 +51,37 @@ def test_opens_offline_and_draws_everything(browser: Any, reported: Path, width:
         assert visit.complaints == []
         assert [address for address in visit.asked if not address.startswith(("file:", "data:"))] == []
         ink, paper = (page.evaluate(f"getComputedStyle(document.body).{key}") for key in ("color", "backgroundColor"))
-        assert (_luminance(ink) < _luminance(paper)) == (scheme == "light")
+        assert (luminance(ink) < luminance(paper)) == (scheme == "light")
         labels = page.query_selector("svg .role-axis-label text").evaluate("text => getComputedStyle(text).fill")
-        lighter, darker = sorted((_luminance(labels), _luminance(paper)), reverse=True)
+        lighter, darker = sorted((luminance(labels), luminance(paper)), reverse=True)
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, "axis labels can be read"
 
 
 def test_by_keyboard_alone(browser: Any, reported: Path) -> None:
     with Visit(browser, reported.as_uri()) as visit:
         page, reached = visit.page, set()
-        for _ in range(120):
+        for _ in range(160):
             page.keyboard.press("Tab")
             reached.add(page.evaluate("document.activeElement.outerHTML.slice(0, 160)"))
         controls = " ".join(reached)
         assert "Skip to the report" in controls
         assert "<select" in controls
+        assert 'type="range"' in controls
         assert 'role="region"' in controls
         assert "figures/trade-off.pdf" in controls
         assert "<summary" in controls
-        page.select_option("[data-figure=timeline] select", "2")
+        labels = "document.querySelectorAll('[data-figure=timeline] .mark-text.role-mark text')"
+        for n, seed in (("2", "90"), ("4", "91")):  # one selector for all figures
+            page.select_option("#pick label:nth-child(1) select", n)
+            page.select_option("#pick label:nth-child(2) select", seed)
+            page.wait_for_function(f"{labels}.length == {n}")
+        page.locator("[data-figure=timeline] input[type=range]").focus()
+        before = page.locator("[data-figure=timeline] .mark-rule line").last.get_attribute("transform")
+        page.keyboard.press("Home")
         page.wait_for_function(
-            "document.querySelectorAll('[data-figure=timeline] .mark-text.role-mark text').length == 2"
+            """before => [...document.querySelectorAll('[data-figure=timeline] .role-mark.mark-rule line')]
+                .some(line => line.getAttribute('transform') !== before)""",
+            arg=before,
         )
         assert visit.complaints == []
 
@@ -83,8 +94,8 @@ def test_headings_and_landmarks(browser: Any, reported: Path) -> None:
         assert count("nav a").count() >= 4
         for link in visit.page.query_selector_all("nav a"):
             assert count(link.get_attribute("href")).count() == 1
-        assert count("figure figcaption").count() == count("figure").count() == 12
-        assert count("[data-figure][aria-roledescription=visualization][aria-label]").count() == 12
+        assert count("figure figcaption").count() == count("figure").count() == 15
+        assert count("[data-figure][aria-roledescription=visualization][aria-label]").count() == 15
 
 
 def test_names_cannot_act_in_a_browser(browser: Any, made: Path, tmp_path: Path) -> None:
@@ -169,23 +180,16 @@ def test_a_page_that_is_kept_fresh(browser: Any, runs: Path) -> None:
         with Visit(browser, f"http://127.0.0.1:{server.server_port}/") as visit:
             page = visit.page
             assert "5 runs" in page.inner_text("main")
-            page.select_option("[data-figure=timeline] select", "1")
+            page.select_option("#pick select", "1")
             page.evaluate("document.querySelector('h1').parentElement.dataset.seen = 'yes'")
             shutil.move(hidden, runs / "n4-seed91")
             later = content(find_runs(runs))
             answers["/fresh.json"] = json.dumps(pages.fresh(later))
             page.wait_for_function("document.querySelector('.runs').rows.length == 7")
-            assert page.input_value("[data-figure=timeline] select") == "1"
+            assert page.input_value("#pick select") == "1"
             assert page.locator("[data-seen=yes]").count() == 1, "what had not changed was not replaced"
             drawn = page.query_selector("[data-figure=samples]").evaluate(MARKS)
             assert drawn >= 2 * 2 + 2 * 4
             assert visit.complaints == []
         server.shutdown()
         thread.join()
-
-
-def _luminance(colour: str) -> float:
-    """Of a CSS rgb(), after the web's accessibility guidelines."""
-    parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -54,7 +54,7 @@ def test_the_page_and_every_figure(cpfl_command: Command, runs: Path) -> None:
     assert page.fetched == ["data:,"]  # an empty icon, and nothing else
     assert (runs / "report.html").stat().st_size < 5e6
     drawn = re.findall(r'<div class="picture" data-figure="([^"]+)"', (runs / "report.html").read_text())
-    assert len(drawn) == 9
+    assert len(drawn) == 12
     files = {file.name for file in (runs / "figures").iterdir()}
     assert files == {f"{name}.{suffix}" for name in drawn for suffix in ("svg", "pdf", "png")}
     for name in drawn:
@@ -63,10 +63,11 @@ def test_the_page_and_every_figure(cpfl_command: Command, runs: Path) -> None:
             assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 10  # not an empty page
         assert (runs / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert (runs / "figures" / f"{name}.svg").read_text().count("<path") > 3
-    sentence = answer.out.splitlines()[0]
-    assert sentence.startswith("Take n = ")
-    assert sentence in page.text
-    assert page.text.index(sentence) < page.text.index("The trade-off")
+    headline, evidence, following = answer.out.splitlines()[:3]
+    assert " n = " in headline
+    assert "test images, one is" in evidence
+    assert following.startswith("next: cpfl sweep ")
+    assert page.text.index(headline) < page.text.index(evidence) < page.text.index("The trade-off")
 
 
 def test_from_python_and_as_json(cpfl_command: Command, runs: Path, tmp_path: Path) -> None:
@@ -75,11 +76,11 @@ def test_from_python_and_as_json(cpfl_command: Command, runs: Path, tmp_path: Pa
     assert written.page == tmp_path / "other" / "report.html"
     assert all(path.is_file() for path in written.figures)
     assert not (tmp_path / "runs" / "n1-seed90" / "report.html").exists()
-    group = written.content["groups"][0]
-    assert answer["experiments"] == [{key: group[key] for key in ("label", "n", "sentence", "reasons")}]
+    advice = written.content["advice"][0]
+    assert answer["advice"][0]["candidates"] == advice["candidates"]
+    assert answer["advice"][0]["headline"] == advice["headline"]
+    assert advice["n"] == written.content["groups"][0]["n"]
     assert [Path(path).name for path in answer["figures"]] == [path.name for path in written.figures]
-    hours = {int(row[0]["text"]): float(row[5]["text"].split(" ")[0]) for row in group["table"]["rows"]}
-    assert group["n"] == min(hours, key=lambda n: hours[n])  # whatever it loses: the fastest
 
 
 def test_only_run_folders_are_read(cpfl_command: Command, runs: Path) -> None:
@@ -97,7 +98,7 @@ def test_a_single_run_and_several_folders(cpfl_command: Command, runs: Path, tmp
     one = cpfl_command("report", "runs/n2-seed90", "--out", "one").good()
     assert "Only n = 2 has been run" in one.out
     words = ("runs/n1-seed90", "runs/n2-seed90", "runs/n2-seed90", "--out", "two", "--json")
-    assert cpfl_command("report", *words).good().json["experiments"][0]["n"] in (1, 2)
+    assert cpfl_command("report", *words).good().json["advice"][0]["n"] in (1, 2)
     assert "2 runs" in Page(tmp_path / "two" / "report.html").text
 
 

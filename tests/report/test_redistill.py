@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from small_runs import reseal
+from torch import Tensor, nn
 
 import cpfl
+from cpfl.distillation import ensemble
+from cpfl.distillation.ensemble import Chunks, logits_of
+from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.report.content import all_figures, content
 from cpfl.runs.finding import find_runs
+from cpfl.runs.folder import RunFolder
 from cpfl.settings.types import hours
+from cpfl.sweep import redistill
 from cpfl.sweep.redistill import moments
 
 if TYPE_CHECKING:
@@ -22,7 +30,8 @@ if TYPE_CHECKING:
 
 def rows_of(tree: dict[str, Any], name: str) -> list[dict[str, Any]]:
     spec = next(figure["spec"] for figure in all_figures(tree) if figure["id"] == name)
-    return [row for rows in spec["datasets"].values() for row in rows]
+    rows: list[dict[str, Any]] = spec["datasets"]["rows"]
+    return rows
 
 
 def done(runs: Path) -> dict[Path, int]:
@@ -74,6 +83,66 @@ def test_what_the_user_has_distilled_is_drawn_and_not_done_again(runs: Path) -> 
     quorums = {(row["n"], row["quorum"]) for row in rows_of(content(find_runs(runs)), "quorum-accuracy")}
     assert (4, 50) in quorums
     assert (2, 50) not in quorums
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_a_teacher_of_several_students_answers_once_and_they_are_the_same(
+    together: int, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against each student by itself, also where students take turns as on a GPU: the same models, bit by bit, with
+    fewer forward passes."""
+    monkeypatch.setattr(redistill, "SIDE_BY_SIDE", {"cpu": together})
+    monkeypatch.setattr(redistill, "MOST", 3)
+    passes = Counter[str]()
+
+    def counted(module: nn.Module, inputs: Chunks) -> Tensor:
+        passes[stage] += inputs.key is not None
+        return logits_of(module, inputs)
+
+    monkeypatch.setattr(ensemble, "logits_of", counted)
+    stage = "together"
+    made = [_summary(path) for path in cpfl.redistill([runs / "n4-seed90"])]
+    stage = "each alone"
+    assert len(made) == 6
+    for ours in made:
+        own = ours["distillation"]
+        moment = {"at": own["at"]} if own["at"] else {"quorum": own["quorum"]}
+        theirs = cpfl.distill(runs / "n4-seed90", name="alone", **moment)
+        for key in ("model_checksum", "student_accuracy", "by_cohort", "ensemble_accuracy"):
+            assert ours[key] == theirs[key], key
+    assert 0 < passes["together"] < 0.8 * passes["each alone"]
+
+
+def test_a_student_that_fails_among_others_is_named_and_they_are_kept(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redistill, "SIDE_BY_SIDE", {"cpu": 10})
+    monkeypatch.setattr(redistill, "MOST", 2)
+    first, *others = redistill.missing(RunFolder.open(runs / "n4-seed90"))
+    (runs / "n4-seed90" / "distillations" / "-".join(f"{k}-{v}" for k, v in first.items())).write_text("no folder")
+    told: list[str] = []
+    made = cpfl.redistill([runs / "n4-seed90", runs / "n2-seed90"], notify=told.append)
+    assert len([path for path in made if "n4-seed90" in str(path)]) == len(others)
+    assert [path for path in made if "n2-seed90" in str(path)]
+    assert len([text for text in told if "n4-seed90 is not distilled again: " in text]) == 1
+
+
+def test_outputs_of_the_last_distillation_are_kept_while_they_fit() -> None:
+    outputs, made = TeacherOutputs(limit=100), list[str]()
+
+    def ask(key: str) -> float:
+        def compute() -> Tensor:
+            made.append(key)
+            return torch.full((5, 2), float(len(made)))  # 40 bytes
+
+        return float(outputs.logits(key, compute).add_(100)[0, 0]) - 100  # who asks may write into it
+
+    outputs.begin()
+    assert [ask("a"), ask("b"), ask("c"), ask("a"), ask("c")] == [1, 2, 3, 1, 4]  # there is no room for c
+    outputs.begin()
+    assert [ask("b"), ask("d")] == [2, 5]
+    outputs.begin()  # a was not used
+    assert [ask("d"), ask("b"), ask("a")] == [6, 2, 7]
 
 
 def test_what_cannot_be_distilled_again_is_named_and_left(cpfl_command: Command, runs: Path) -> None:

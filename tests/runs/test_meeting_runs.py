@@ -15,6 +15,7 @@ from small_runs import Unbroken
 
 import cpfl
 from cpfl import api
+from cpfl.data.given import Given
 from cpfl.errors import CpflError, RunFolderError
 from cpfl.meetings.rules import Contribution, Mean, MeetingRule
 from cpfl.models import State
@@ -22,6 +23,7 @@ from cpfl.runs import records
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.runs.teachers import select_teachers
 from cpfl.settings import Distillation
+from cpfl.task.task import build_task
 
 if TYPE_CHECKING:
     from conftest import Command
@@ -35,6 +37,7 @@ MEET = {
     "snapshots": "5s",
     "distillation.epochs": 1,
 }
+ALONE = MEET | {"meetings.rule": "asynchronous"}
 SPARSE = {"checkpoint_seconds": 1000}  # checkpoints at stops only: a resume repeats many phases
 
 
@@ -193,6 +196,46 @@ def test_a_student_is_the_one_that_a_distillation_makes(unbroken: Unbroken) -> N
         torch.testing.assert_close(value, student[name])
 
 
+def test_cohorts_that_are_drawn_anew(unbroken: Unbroken) -> None:
+    """Who trains in a round is in the cohort's clients of that time; label counts at the end are theirs."""
+    path = unbroken(**(MEET | {"meetings.redraw": True, "meetings.interval": "3 rounds", "stopping.keep": "last"}))
+    folder, held = RunFolder.open(path), meetings(path)
+    groups = [set(own) for own in folder.about()["cohorts"]]
+    assert len(held) == 3
+    for number in range(4):
+        for cohort, own in enumerate(rounds(path)):
+            trained = {client for r in own[3 * number : 3 * number + 3] for client in r["participants"]}
+            assert trained == groups[cohort]
+        if number < 3:
+            groups = [set(own) for own in held[number]["clients"]]
+            assert sorted(client for own in groups for client in own) == list(range(6))
+    late, early = (select_teachers(folder, Distillation(at=at)) for at in ("1h", "1s"))
+    assert (late.clients, early.clients) == (held[-1]["clients"], None)
+    task = build_task(folder.experiment(), [], Given())
+    counts = task.regrouped(late.clients).label_counts
+    assert counts.tolist() == [task.data.counts[own].sum(axis=0).tolist() for own in held[-1]["clients"]]
+    of_client = {one["client"]: one["cohort"] for one in json.loads((path / "clients.json").read_text())["clients"]}
+    assert of_client == {client: cohort for cohort, own in enumerate(held[-1]["clients"]) for client in own}
+
+
+def test_nobody_waits_for_the_global_model(unbroken: Unbroken) -> None:
+    """A cohort comes at the end of the first round after its interval, and begins the next one at once."""
+    path = unbroken(**(ALONE | {"assignment.rule": "speed"}))
+    held, size, folder = meetings(path), RunFolder.open(path).about()["model_bytes"], RunFolder.open(path)
+    assert [one["clock"] for one in held] == sorted(one["clock"] for one in held)
+    before = dict.fromkeys(range(3), 0.0)
+    for one in held:
+        (cohort,), (last,) = one["cohorts"], one["rounds"]
+        own = rounds(path)[cohort]
+        assert one["clock"] == own[last - 1]["clock"] >= before[cohort] + 30
+        assert own[last - 1]["clock"] - own[last - 1]["seconds"] < before[cohort] + 30
+        assert own[last]["clock"] == pytest.approx(one["clock"] + own[last]["seconds"])
+        assert one["bytes"] == 2 * size
+        before[cohort] = one["clock"]
+    late = select_teachers(folder, Distillation(at=f"{held[0]['clock'] + 1e-3:.4f}s"))
+    assert late.sources[held[0]["cohorts"][0]] == folder.meeting_model(1)
+
+
 def test_weights() -> None:
     """Counters are the first model's; the mean of equal numbers is that number."""
     models = [{"x": torch.tensor([float(k)]), "count": torch.tensor(k)} for k in (1, 5)]
@@ -229,7 +272,18 @@ def test_weights() -> None:
         (MEET | {"cohorts": 1}, "it needs cohorts != 1"),
         (MEET | {"meetings.server_state": "reset"}, "meetings.server_state has no effect here"),
         (MEET | {"model.by_cohort": {"1": "mlp"}}, "needs one model for all cohorts"),
-        (MEET | {"stopping.rule": "joint"}, "meetings.rule must be"),
+        (
+            MEET | {"meetings.redraw": True, "federation.client": "scaffold", "federation.momentum": 0},
+            "clients that keep",
+        ),
+        (MEET | {"meetings.redraw": True, "federation.buffer_size": 2}, "rounds without work left over"),
+        (MEET | {"meetings.redraw": True, "meetings.rule": "distill"}, "meet together and are merged"),
+        (MEET | {"meetings.redraw": True, "privacy.epsilon": 1}, "leave one out"),
+        (MEET | {"meetings.redraw": True, "assignment.rule": "speed"}, "it needs assignment.rule = random"),
+        (ALONE | {"meetings.rule_args.damping": -1}, "0 or more"),
+        (ALONE | {"stopping.rule": "joint"}, "lets every cohort come alone"),
+        (ALONE | {"federation.server": "fedavgm", "meetings.server_state": "average"}, "the state of all servers"),
+        (MEET | {"stopping.rule": "joint", "stopping.eval_interval": 2}, "stopping.eval_interval has no effect here"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -255,8 +309,9 @@ def test_a_process_that_dies(k: int, settings: dict[str, Any], engine: str, tmp_
     assert small_runs.differing(path, whole) == []
 
 
-def test_an_incomplete_meeting_is_held_again(tmp_path: Path, unbroken: Unbroken) -> None:
-    path, whole = tmp_path / "run", unbroken(**(MEET | SPARSE))
+@pytest.mark.parametrize("chosen", [MEET, ALONE, MEET | {"meetings.redraw": True}])
+def test_an_incomplete_meeting_is_held_again(chosen: dict[str, Any], tmp_path: Path, unbroken: Unbroken) -> None:
+    path, whole = tmp_path / "run", unbroken(**(chosen | SPARSE))
     shutil.copytree(whole, path)
     (path / "summary.json").unlink()
     for name in ("checkpoints", "rounds"):

@@ -4,31 +4,32 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from typing import Annotated, NoReturn
 
 import click
 import typer
 
-from cpfl.cli import bound, data, deploy, experiment, machine, report, runs, streams, sweeps
+import cpfl
+from cpfl.cli import bound, data, deploy, experiment, machine, report, runs, streams, sweeps, tune
 from cpfl.errors import CpflError, one_sentence
 
 INTERRUPTED = 130
 app = typer.Typer(
-    name="cpfl", no_args_is_help=True, invoke_without_command=True, pretty_exceptions_enable=False, add_completion=False
+    name="cpfl",
+    no_args_is_help=True,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 @app.callback()
 def program(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Show the version.", is_eager=True)] = False,
 ) -> None:
     """Cohort-Parallel Federated Learning: train cohorts side by side, distill them into one model."""
     if version:
-        try:
-            print(f"cpfl {metadata.version('cpfl')}")
-        except metadata.PackageNotFoundError:
-            print("cpfl, from a source tree")
+        print(f"cpfl {cpfl.__version__}")
         raise typer.Exit
 
 
@@ -36,9 +37,11 @@ def program(
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": runs.run,
     "sweep": sweeps.sweep,
+    "tune": tune.tune,
     "resume": runs.resume,
     "distill": runs.distill,
     "list": report.list_runs,
+    "presets": experiment.presets,
     "settings": experiment.settings,
     "cohorts": experiment.cohorts,
     "export": runs.export,
@@ -61,13 +64,16 @@ def main() -> None:
         sys.path.append(os.getcwd())  # for the user's own `module:Class`; last, so that it hides nothing
     streams.prepare()
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="cpfl", standalone_mode=False)
         streams.flush()
     except CpflError as error:
         _end(str(error), 2)
     except click.ClickException as error:
         message = error.format_message().replace(" (env var: 'None')", "")  # click adds this where there is none
-        _end(f"{message} See cpfl --help", error.exit_code)
+        if message:
+            command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "cpfl"
+            _end(f"{message}{'' if message.endswith(('.', '?')) else '.'} See {command} --help", error.exit_code)
+        code = error.exit_code  # no command was given: its help has been printed
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except BrokenPipeError:  # as in cpfl list | head -1: nobody reads any more

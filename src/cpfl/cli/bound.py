@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cpfl.cli import options
-from cpfl.errors import RunFolderError
+from cpfl.errors import CpflError, RunFolderError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,11 +29,17 @@ def bound(
     path: Annotated[Path, options.PathArgument(metavar="DIR", help="A finished run, or a folder of runs.")],
     delta: Annotated[float, typer.Option(help="The probability with which the bound may fail.")] = 0.05,
     divergence: Annotated[
-        str, typer.Option(help="The distance of clients from the target: classifier (proxy A-distance) or labels.")
+        str,
+        typer.Option(
+            **options.one_of("classifier", "labels"),
+            help="The distance of clients from the target; classifier: the proxy A-distance.",
+        ),
     ] = "classifier",
     out: Annotated[
         Path | None,
-        options.PathOption(help="Where to write the figure. Default: DIR if it is a folder of runs, else nowhere."),
+        options.PathOption(
+            "--out", "-o", help="Where to write the figure. Default: DIR if it is a folder of runs, else nowhere."
+        ),
     ] = None,
     data: options.DataFolder = None,
     device: options.Device = "auto",
@@ -44,6 +50,7 @@ def bound(
     Example: cpfl bound runs/demo; cpfl bound runs/demo --divergence labels --delta 0.1
     """
     from cpfl.bound import bound as measure
+    from cpfl.report import style
     from cpfl.runs.folder import check_outside
 
     where = out if out is not None else None if (path / "run.json").is_file() else path
@@ -51,6 +58,14 @@ def bound(
         check_outside(where / "bound.svg")
         if where.exists() and not where.is_dir():
             raise RunFolderError(f"{where} is no folder: the figure needs one to lie in")
+    if where is not None:
+        try:
+            style.converter()
+        except CpflError as error:
+            if out is not None:
+                raise
+            options.notify(f"no figure: {error}")
+            where = None
     found = measure(path, delta=delta, divergence=divergence, data=data, device=device, notify=options.notify)
     figures = [] if where is None else _draw(found.rows, where)
     if as_json:

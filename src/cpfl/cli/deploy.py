@@ -32,8 +32,8 @@ def new(
 def local(
     folder: Annotated[Path | None, PathArgument(metavar="[APP]", help="The app. Default: the template.")] = None,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes, one client each.")] = 8,
-    cohorts: Annotated[int, typer.Option(min=1, help="Number of cohorts, n.")] = 2,
-    out: Annotated[Path | None, PathOption(help="The run folder. Default: a new one in runs/.")] = None,
+    cohorts: Annotated[int, typer.Option("--cohorts", "-n", min=1, help="Number of cohorts, n.")] = 2,
+    out: Annotated[Path | None, PathOption("--out", "-o", help="The run folder. Default: a new one in runs/.")] = None,
     settings: Settings = None,
     keep: Annotated[Path | None, PathOption(help="Keep certificates, keys and logs in this new folder.")] = None,
     as_json: AsJson = False,

@@ -1,11 +1,11 @@
-"""Commands that show an experiment before it runs: settings, cohorts."""
+"""Commands that show an experiment before it runs: presets, settings, cohorts."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Column, Table
@@ -15,7 +15,39 @@ from cpfl.cli import options
 from cpfl.errors import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpfl.task.overview import AssignmentView
+
+
+def presets(data: options.DataFolder = None, as_json: options.AsJson = False) -> None:
+    """List the experiments that come with the package, and whether their data sets are on this machine.
+
+    Example: cpfl presets; cpfl run digits
+    """
+    from cpfl.data import sources
+    from cpfl.data.catalogue import CATALOGUE
+    from cpfl.settings import experiment_file
+
+    roots, rows = sources.search_roots(data), list[dict[str, Any]]()
+    for name in experiment_file.presets():
+        chosen = experiment_file.load(name)
+        sets = dict.fromkeys((chosen.data.train, chosen.data.public, chosen.devices.trace))
+        found = [sources.describe(one, roots) for one in sets if one in CATALOGUE]
+        missing = [entry.name for entry in found if entry.format == "missing"]
+        facts = {"name": name, "what": experiment_file.description(name), "clients": chosen.clients}
+        rows.append(facts | {"data": [entry.name for entry in found], "missing": missing})
+    if as_json:
+        options.show_json(rows)
+        return
+    cells = [(row["name"], row["what"], _data_text(row), f"{row['clients']:,}") for row in rows]
+    options.show_table(cells, ("preset", "what it is", "data"), ("clients",))
+    if any(row["missing"] for row in rows):
+        options.say("cpfl data list says where a missing set comes from; cpfl data get NAME downloads one")
+
+
+def _data_text(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} (missing)" if name in row["missing"] else name for name in row["data"])
 
 
 def settings(
@@ -23,7 +55,7 @@ def settings(
         str, typer.Argument(metavar="[KEY]", help="A setting, such as federation.server, or a section. Default: all.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON schema of all settings.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/settings.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print them as a page in Markdown.")] = False,
 ) -> None:
     """List all settings of an experiment, or explain one of them or one section.
 
@@ -51,11 +83,11 @@ def cohorts(
     experiment: options.ExperimentName,
     settings: options.Settings = None,
     numbers: Annotated[
-        str, typer.Option("--cohorts", help="Values of n to compare, such as 1,4,16. Default: the experiment's.")
+        str, typer.Option("--cohorts", "-n", help="Values of n to compare, such as 1,4,16. Default: the experiment's.")
     ] = "",
     out: Annotated[
         Path | None,
-        options.PathOption(help="Write a picture (.svg, .png, .pdf, .html), or the assignment (.csv)."),
+        options.PathOption("--out", "-o", help="Write a picture (.svg, .png, .pdf, .html), or the assignment (.csv)."),
     ] = None,
     data: options.DataFolder = None,
     as_json: options.AsJson = False,

@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from cpfl.cli.options import AsJson, DataFolder, Device, notes, say, show_json, show_table
+from cpfl.cli.options import AsJson, DataFolder, Device, notes, one_of, say, show_json, show_table
+
+MARKS = {True: "ok ", False: "BAD", None: "-  "}  # None: an optional part that is not installed
 
 
 def doctor(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Check this machine: versions, devices, disk space, data sets.
+    """Check this machine: versions, devices, disk space, extras, data sets. Exit code 1 if something does not work.
 
     Example: cpfl doctor
     """
@@ -21,14 +23,16 @@ def doctor(data: DataFolder = None, as_json: AsJson = False) -> None:
         show_json([{"what": what, "fine": fine, "found": found} for what, fine, found in checks])
     else:
         for what, fine, found in checks:
-            say(f"{'ok ' if fine else 'BAD'}  {what:<16} {found}")
-    if not all(fine for _, fine, _ in checks):
+            say(f"{MARKS[fine]}  {what:<16} {found}".rstrip())
+    if any(fine is False for _, fine, _ in checks):
         raise typer.Exit(1)
 
 
 def bench(
-    preset: Annotated[str, typer.Option(help="Whose model and clients: cifar10 or femnist.")] = "cifar10",
-    cohorts: Annotated[int, typer.Option(min=1, help="Number of cohorts, n.")] = 4,
+    preset: Annotated[
+        str, typer.Option(**one_of("cifar10", "femnist"), help="Whose model and clients are used.")
+    ] = "cifar10",
+    cohorts: Annotated[int, typer.Option("--cohorts", "-n", min=1, help="Number of cohorts, n.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each cohort that are measured.")] = 10,
     device: Device = "auto",
     as_json: AsJson = False,

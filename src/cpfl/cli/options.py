@@ -1,8 +1,10 @@
 """Options that several commands share, and how commands print. Imports nothing heavy: every help text needs it."""
 
+import glob
 import json
 import os
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,26 +48,64 @@ class UserPath(click.Path):
 
 PathOption = partial(typer.Option, click_type=UserPath())
 PathArgument = partial(typer.Argument, click_type=UserPath())
+ENGINES = ("auto", "lanes", "workers", "reference", "ray")
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+
+
+def _presets(incomplete: str) -> list[str]:
+    """Experiments, for a shell that completes a word."""
+    from cpfl.settings import experiment_file
+
+    return [*experiment_file.presets(), *map(str, Path().glob(f"{glob.escape(incomplete)}*.toml"))]
+
+
+def _keys() -> list[str]:
+    """Settings, for a shell that completes a word."""
+    from cpfl.settings import describe
+
+    return [f"{info.key}=" for info in describe.all_settings()]
+
+
+def one_of(*words: str) -> dict[str, Any]:
+    """The allowed words of an option, for its help and for a shell that completes a word."""
+    return {"metavar": "|".join(words), "autocompletion": lambda: [word for word in words if ":" not in word]}
+
+
 Words = list[str] | None
-Settings = Annotated[Words, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated.")]
-DataFolder = Annotated[Path | None, PathOption("--data", help="Data sets. Default: $CPFL_DATA, then the cache.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]
+Settings = Annotated[
+    Words,
+    typer.Option(
+        "--set", "-s", metavar="KEY=VALUE", autocompletion=_keys,
+        help="Override a setting; may be repeated. cpfl settings lists them with what is allowed.",
+    ),
+]  # fmt: skip
+DataFolder = Annotated[Path | None, PathOption("--data", "-d", help="Data sets. Default: $CPFL_DATA, then the cache.")]
+Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda|cuda:N", help="Where to compute.")]
 EngineName = Annotated[
     str,
     typer.Option(
-        "--engine",
+        "--engine", "-e", **one_of(*ENGINES),
         help="auto: lanes on a GPU, workers on a CPU. lanes: many clients at once. workers: all cores. "
         "reference: one client at a time. ray: cohorts on a cluster. All agree up to rounding.",
     ),
-]
+]  # fmt: skip
 Address = Annotated[str, typer.Option("--address", help="Engine ray: host:port of the head, or auto. Else: a new one.")]
 GpuShare = Annotated[float, typer.Option("--gpu-share", help="Engine ray: the share of a GPU for each worker.")]
 NodeData = Annotated[str, typer.Option("--node-data", help="Engine ray: a data folder that all nodes can read.")]
-Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes on CPUs or a cluster; 0: all that fit.")]
-Track = Annotated[Words, typer.Option("--track", help="Log to tensorboard, mlflow or wandb, too; may be repeated.")]
-Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes that make the runs, each several side by side.")]
+Workers = Annotated[
+    int, typer.Option("--workers", "-w", min=0, help="Processes on CPUs or a cluster; 0: all that fit.")
+]
+Track = Annotated[Words, typer.Option("--track", **one_of(*TRACKERS), help="Log there, too; may be repeated.")]
+Jobs = Annotated[
+    int, typer.Option("--jobs", "-j", min=1, help="Processes that make the runs, each several side by side.")
+]
+Download = Annotated[bool, typer.Option("--download", help="Download data sets that are not on this machine.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes: only the result and errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A line for every round and every epoch.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-ExperimentName = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A preset's name or a TOML file.")]
+ExperimentName = Annotated[
+    str, typer.Argument(metavar="EXPERIMENT", autocompletion=_presets, help="A preset (cpfl presets) or a TOML file.")
+]
 RunPath = Annotated[Path, PathArgument(metavar="DIR", help="A run folder.")]
 
 
@@ -84,6 +124,20 @@ def run_arguments(
 
     found = {"data": data, "engine": engine, "device": device, "workers": workers, "track": track or []}
     return {**found, "cluster": ClusterConfig(address, gpu_share, device, node_data)}
+
+
+def may_download(wanted: bool) -> bool | Callable[[str], bool]:
+    """The answer to whether data sets may be downloaded: a person at a terminal is asked."""
+
+    def ask(question: str) -> bool:
+        return typer.confirm(printable(question), err=True)
+
+    return wanted or (ask if sys.stdin.isatty() and sys.stderr.isatty() else False)
+
+
+def progress_console(as_json: bool, quiet: bool) -> Console:
+    """Where progress is shown: beside JSON on standard error, and nowhere if quiet."""
+    return Console(quiet=True) if quiet else notes if as_json else console
 
 
 def say(text: str) -> None:

@@ -67,13 +67,16 @@ def _later(path: Path) -> list[dict[str, Any]]:
 
 def report(
     folders: Annotated[list[Path], PathArgument(metavar="DIR…", help="Folders with runs, or run folders.")],
-    out: Annotated[Path | None, PathOption(help="Where to write; else the first DIR.")] = None,
+    out: Annotated[Path | None, PathOption("--out", "-o", help="Where to write; else the first DIR.")] = None,
     redistill: Annotated[
         bool, typer.Option("--redistill", help="First distill finished runs at earlier moments, from their snapshots.")
     ] = False,
     max_drop: Annotated[
         float, typer.Option(help="Points of accuracy (or of another metric) to give up for speed.")
     ] = 2.0,
+    max_hours: Annotated[float | None, typer.Option(help="A deadline in virtual hours, for every seed.")] = None,
+    max_cpu_hours: Annotated[float | None, typer.Option(help="A budget of the clients' CPU hours.")] = None,
+    max_gb: Annotated[float | None, typer.Option(help="A limit of the traffic in GB.")] = None,
     data: DataFolder = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -85,20 +88,23 @@ def report(
     at_once(f"report {' '.join(map(str, folders))}")
 
     from cpfl.report import writing
-    from cpfl.report.advice import check_max_drop
+    from cpfl.report.advice import check_limits
+    from cpfl.report.verdict import Limits
     from cpfl.sweep.redistill import redistill as distill_again
 
-    check_max_drop(max_drop)
+    limits = Limits(max_drop, max_hours, max_cpu_hours, max_gb)
+    check_limits(limits)
     runs = writing.runs_in(folders)
     if redistill:
         distill_again(runs, notify=notify, data=data, device=device)
-    page, figures, tree = writing.report(*folders, out=out, max_drop=max_drop)
+    page, figures, tree = writing.report(
+        *folders, out=out, max_drop=max_drop, max_hours=max_hours, max_cpu_hours=max_cpu_hours, max_gb=max_gb
+    )
     if as_json:
-        groups = [{key: group[key] for key in ("label", "n", "sentence", "reasons")} for group in tree["groups"]]
-        show_json({"page": page, "figures": figures, "experiments": groups, "damaged": tree["damaged"]})
+        show_json({"page": page, "figures": figures, "advice": tree["advice"], "damaged": tree["damaged"]})
         return
-    for group in tree["groups"]:
-        say((f"{group['label']}: " if len(tree["groups"]) > 1 else "") + group["sentence"])
+    for advice in tree["advice"]:
+        say((f"{advice['label']}: " if len(tree["advice"]) > 1 else "") + advice["text"])
     for damage in tree["damaged"]:
         notify(f"damaged: {damage['path']}: {damage['reason']}")
     say(f"page:    {page}\nfigures: {page.parent / 'figures'}, {len(figures)} files")

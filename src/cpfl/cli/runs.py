@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,13 +16,17 @@ if TYPE_CHECKING:
     from cpfl.terminal import RunView
 
 DistillationName = Annotated[str, typer.Option("--distillation", help="Name of a later distillation of the run.")]
-NOTABLE = 10.0  # points by which a student may be below the ensemble before a hint is shown
 
 
 def run(
     experiment: options.ExperimentName,
+    cohorts: Annotated[
+        int | None, typer.Option("--cohorts", "-n", min=1, help="Number of cohorts n. Default: the experiment's.")
+    ] = None,
     settings: options.Settings = None,
-    out: Annotated[Path | None, options.PathOption(help="The run folder. Default: a new one in runs/.")] = None,
+    out: Annotated[
+        Path | None, options.PathOption("--out", "-o", help="The run folder. Default: a new one in runs/.")
+    ] = None,
     data: options.DataFolder = None,
     engine: options.EngineName = "auto",
     device: options.Device = "auto",
@@ -32,23 +35,32 @@ def run(
     gpu_share: options.GpuShare = 1.0,
     node_data: options.NodeData = "",
     track: options.Track = None,
+    download: options.Download = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Run one experiment: assign clients to cohorts, train the cohorts, distill their models into one.
 
-    Example: cpfl run digits --set cohorts=8
+    Example: cpfl run digits -n 8 --set snapshots=30m
     """
     from cpfl.settings import experiment_file
 
+    if cohorts is not None:
+        if "cohorts" in experiment_file.parse_assignments(settings or []):
+            raise SettingError("the number of cohorts is given twice: by --cohorts and by --set cohorts")
+        settings = [*(settings or []), f"cohorts={cohorts}"]
     chosen = experiment_file.load(experiment, settings or [])
     options.at_once(f"{chosen.name}: {chosen.clients} clients, n = {chosen.cohorts}, seed {chosen.seed}")
 
     from cpfl import api
 
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
-    with _view(as_json, chosen) as callback:
-        finished = api.run(chosen, out=out, callback=callback, **arguments)
+    arguments["download"] = options.may_download(download)
+    with _view(as_json, quiet, verbose, chosen) as callback:
+        finished = api.run(chosen, out=out, callback=callback, verbose=False, **arguments)
     show(finished.summary, finished.path, as_json)
+    _advise(finished.path, as_json)
 
 
 def resume(
@@ -62,6 +74,8 @@ def resume(
     node_data: options.NodeData = "",
     jobs: options.Jobs = 1,
     track: options.Track = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Resume a run or a whole sweep that was interrupted. The result is that of an uninterrupted run.
@@ -76,7 +90,7 @@ def resume(
 
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
     if (path / grid.FILE).is_file():
-        sweeps.run_sweep(path, path, jobs, as_json, arguments)
+        sweeps.run_sweep(path, path, jobs, as_json, quiet, arguments)
         return
     if jobs > 1:
         raise SettingError(f"--jobs {jobs} is for the runs of a sweep, and {path} is no sweep")
@@ -84,9 +98,10 @@ def resume(
     experiment = folder.experiment()  # first: it says what is wrong with a file that cannot be read
     if folder.verify().summary() is not None:
         (options.notify if as_json else options.say)(f"{path} is finished already")
-    with _view(as_json, experiment) as callback:
-        finished = api.resume(path, callback=callback, **arguments)
+    with _view(as_json, quiet, verbose, experiment) as callback:
+        finished = api.resume(path, callback=callback, verbose=False, **arguments)
     show(finished.summary, finished.path, as_json)
+    _advise(finished.path, as_json)
 
 
 def distill(
@@ -95,17 +110,29 @@ def distill(
     quorum: Annotated[
         float | None, typer.Option(help="Distill the models of the time when this share of the cohorts had stopped.")
     ] = None,
-    unfinished: Annotated[str, typer.Option(help="Models of cohorts that had not stopped: latest or drop.")] = "",
-    weights: Annotated[str, typer.Option(help="Weights of the cohorts: labels or uniform.")] = "",
-    aggregation: Annotated[
-        str, typer.Option(help="What is averaged over the cohorts: probabilities, logits or log-probabilities.")
+    unfinished: Annotated[
+        str, typer.Option(**options.one_of("latest", "drop"), help="Models of cohorts that had not stopped.")
     ] = "",
-    recipe: Annotated[str, typer.Option(help="cpfl or paper.")] = "",
+    weights: Annotated[
+        str, typer.Option(**options.one_of("labels", "uniform", "module:Class"), help="Weights of the cohorts.")
+    ] = "",
+    aggregation: Annotated[
+        str,
+        typer.Option(
+            **options.one_of("probabilities", "logits", "log-probabilities", "module:Class"),
+            help="What is averaged over the cohorts.",
+        ),
+    ] = "",
+    recipe: Annotated[
+        str, typer.Option(**options.one_of("cpfl", "paper"), help="Defaults of all other settings of the distillation.")
+    ] = "",
     student: Annotated[str, typer.Option(help="Another model for the student.")] = "",
     settings: options.Settings = None,
     name: Annotated[str, typer.Option(help="Name of the distillation. Default: made from its settings.")] = "",
     data: options.DataFolder = None,
     device: options.Device = "auto",
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Distill a run again, finished or still running, without training its cohorts again.
@@ -127,7 +154,8 @@ def distill(
     named |= {"recipe": recipe, "student": student}
     changes |= {key: value for key, value in named.items() if value not in ("", None)}
     experiment = RunFolder.open(path).experiment()
-    with _view(as_json, experiment, api.changed_distillation(experiment, changes).epochs) as callback:
+    epochs = api.changed_distillation(experiment, changes).epochs
+    with _view(as_json, quiet, verbose, experiment, epochs) as callback:
         summary = api.distill(path, name=name, data=data, device=device, callback=callback, **changes)
     show(summary, Path(summary.pop("path")), as_json)
 
@@ -136,9 +164,13 @@ def export(
     path: options.RunPath,
     out: Annotated[
         Path | None,
-        options.PathOption(help="Folder to write to, outside of runs. Default: export/ in the run folder."),
+        options.PathOption(
+            "--out", "-o", help="Folder to write to, outside of runs. Default: export/ in the run folder."
+        ),
     ] = None,
-    onnx: Annotated[bool, typer.Option(help="Also write ONNX.")] = True,
+    onnx: Annotated[
+        bool | None, typer.Option("--onnx/--no-onnx", help="Also write ONNX. Default: if the extra onnx is installed.")
+    ] = None,
     distillation: DistillationName = "",
     as_json: options.AsJson = False,
 ) -> None:
@@ -153,6 +185,8 @@ def export(
         options.show_json(written)
     else:
         options.say("\n".join(map(str, written)))
+    if onnx is None and not any(path.suffix == ".onnx" for path in written):
+        options.notify("model.onnx is not written: it needs two more packages, pip install 'cpfl[onnx]'")
 
 
 def predict(
@@ -178,56 +212,27 @@ def predict(
             options.show_table([(row["image"], str(row["answer"])) for row in rows], ("image", "answer"), ())
 
 
-def _view(as_json: bool, experiment: Experiment, epochs: int | None = None) -> RunView:
+def _view(as_json: bool, quiet: bool, verbose: bool, experiment: Experiment, epochs: int | None = None) -> RunView:
     from cpfl.terminal import RunView
 
-    return RunView(options.notes if as_json else options.console, experiment, epochs or experiment.distillation.epochs)
+    console = options.progress_console(as_json, quiet)
+    return RunView(console, experiment, epochs or experiment.distillation.epochs, every_round=verbose)
+
+
+def _advise(path: Path, as_json: bool) -> None:
+    """Say what can be concluded from one run, and which command comes next."""
+    from cpfl.report.advice import advise_runs
+
+    if not as_json:
+        options.say("\n".join(advice.text() for advice in advise_runs([path])))
 
 
 def show(summary: Mapping[str, Any], path: Path, as_json: bool) -> None:
     """Print a run's summary as text or JSON."""
+    from cpfl.inference import outcome
+
     if as_json:
         options.show_json({**summary, "path": path})
         return
-    several, metric = len(summary["teachers"]) > 1, summary["metric"]
-    distilled = several and summary["distill_seconds"] > 0  # else the mean of the cohort models is the result
-    teachers = f"{metric} {summary['teacher_accuracy_mean']:.2f} ± {summary['teacher_accuracy_std']:.2f} %"
-    lines = [
-        (
-            "global model",
-            f"{metric} {summary['student_accuracy']:.2f} % on the test set{'' if distilled else ', not distilled'}",
-        ),
-        *(
-            [
-                ("cohort models", teachers),
-                ("ensemble", f"{metric} {summary['ensemble_accuracy']:.2f} %"),
-                *([("their mean", f"{metric} {merged:.2f} %")] if (merged := summary.get("merged_accuracy")) else []),
-            ]
-            if several
-            else []
-        ),
-        ("time" if summary.get("engine") == "flower" else "virtual time", f"{summary['hours']:.2f} h"),
-        ("CPU time" if summary.get("engine") == "flower" else "virtual CPU", f"{summary['cpu_hours']:.2f} h"),
-        ("traffic", f"{summary['comm_gb']:.3f} GB{_by_link(summary)}"),
-        ("rounds", f"{summary['rounds']:,}"),
-        *([("distilled in", f"{summary['distill_seconds']:.1f} s")] if distilled else []),
-    ]
-    if summary["wasted_cpu_hours"]:
-        share = summary["wasted_cpu_hours"] / (summary["cpu_hours"] or math.inf)
-        again = f", {summary['repeats']:,} rounds were repeated" if summary["repeats"] else ""
-        lines.append(("wasted", f"{summary['wasted_cpu_hours']:.2f} h of the CPU time ({share:.0%}){again}"))
-    if summary["cut_off"]:
-        cohorts = f"{summary['cut_off']} cohort{'s' * (summary['cut_off'] > 1)}"
-        lines.append(("cut off", f"{cohorts} by max_rounds, before converging"))
-    if distilled and summary["student_accuracy"] < summary["ensemble_accuracy"] - NOTABLE:
-        hint = "the student is far below the ensemble: raise distillation.epochs or lower its batch_size"
-        lines.append(("hint", hint))
-    for name, value in [*lines, ("run folder", path)]:
+    for name, value in [*outcome.lines(summary), ("run folder", path)]:
         options.say(f"{name:<14} {value}")
-
-
-def _by_link(summary: Mapping[str, Any]) -> str:
-    """How much of the traffic is whose; with one cohort its server is the global one."""
-    if len(summary["by_cohort"]) == 1 or summary.get("global_gb") is None:
-        return ""
-    return f", of which {summary['global_gb']:.3g} GB between cohort servers and the global one"

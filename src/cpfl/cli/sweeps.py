@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
 def sweep(
     experiment: options.ExperimentName,
-    cohorts: Annotated[str | None, typer.Option(help="Values of n: 1,2,4,8. Default: the experiment's.")] = None,
+    cohorts: Annotated[
+        str | None, typer.Option("--cohorts", "-n", help="Values of n: 1,2,4,8. Default: the experiment's.")
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds: 90,91,92. Default: the experiment's.")] = None,
     over: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE,VALUE…", help="Values of any other setting; may be repeated."),
     ] = None,
     settings: options.Settings = None,
-    out: Annotated[Path | None, options.PathOption(help="The folder of all runs. Default: a new one in runs/.")] = None,
+    out: Annotated[
+        Path | None, options.PathOption("--out", "-o", help="The folder of all runs. Default: a new one in runs/.")
+    ] = None,
     data: options.DataFolder = None,
     engine: options.EngineName = "auto",
     device: options.Device = "auto",
@@ -36,6 +40,8 @@ def sweep(
     node_data: options.NodeData = "",
     jobs: options.Jobs = 1,
     track: options.Track = None,
+    download: options.Download = False,
+    quiet: options.Quiet = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Run an experiment over n, seeds and other settings, and show what n costs and gains.
@@ -56,21 +62,23 @@ def sweep(
     folder = out or default_folder(base)
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
     arguments |= {"out": folder, "over": options.values(over or [], "--over")}
+    arguments["download"] = options.may_download(download)
     arguments["cohorts"] = None if cohorts is None else options.whole_numbers(cohorts, "--cohorts")
     arguments["seeds"] = None if seeds is None else options.whole_numbers(seeds, "--seeds")
     arguments["settings"] = experiment_file.parse_assignments(settings or [])  # kept with another recipe or server
-    run_sweep(base, folder, jobs, as_json, arguments)
+    run_sweep(base, folder, jobs, as_json, quiet, arguments)
 
 
 def run_sweep(
-    experiment: Experiment | Path, folder: Path, jobs: int, as_json: bool, arguments: Mapping[str, Any]
+    experiment: Experiment | Path, folder: Path, jobs: int, as_json: bool, quiet: bool, arguments: Mapping[str, Any]
 ) -> None:
     """Run a sweep, then show its tables and pictures. Failed runs are listed last, with exit code 1."""
     import cpfl
     from cpfl.report import tables
-    from cpfl.terminal import SweepView
+    from cpfl.report.advice import advise_runs
+    from cpfl.sweep.view import SweepView
 
-    with SweepView(options.notes if as_json else options.console) as view:
+    with SweepView(options.progress_console(as_json, quiet)) as view:
         try:
             runs = cpfl.sweep(experiment, jobs=jobs, callback=view, **arguments)
         except SweepError as error:
@@ -82,6 +90,7 @@ def run_sweep(
         varied = view.grid.varied(run.path.name)
         all_rows.append({**run.summary, "path": str(run.path)} | ({"settings": varied} if varied else {}))
         groups.setdefault(", ".join(f"{key} = {value}" for key, value in varied.items()), []).append(all_rows[-1])
+    advices = advise_runs([run.path for run in runs])
     if as_json:
         by_cohorts = [
             row | {key: rows[0][key] for key in rows[0].keys() & {"settings"}}
@@ -89,15 +98,22 @@ def run_sweep(
             for row in tables.by_cohorts(rows)
         ]
         failed = [{"path": path, "error": failure(reason)} for path, reason in view.failures]
-        options.show_json({"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": folder})
+        found = {"runs": all_rows, "by_cohorts": by_cohorts, "failed": failed, "path": folder}
+        options.show_json(found | {"advice": [advice.tree() for advice in advices]})
     else:
         for group, rows in groups.items():
             table = tables.trade_off(rows, options.console.width)
             table.title = printable(f"{table.title}, {group}") if group else table.title
             options.console.print(table)
-    pictures = _draw(view.grid, groups, folder)
+    pictures = []
+    try:
+        pictures = _draw(view.grid, groups, folder)
+    except CpflError as error:  # without what draws, or without space, the runs are there all the same
+        options.notify(f"no picture: {error}")
     if not as_json:
         options.say("\n".join([f"runs:    {folder}", *(f"picture: {picture}" for picture in pictures)]))
+        for advice in advices:
+            options.say((f"{advice.comparison.label}: " if len(advices) > 1 else "") + advice.text())
     if view.failures:
         for path, reason in view.failures:
             if not isinstance(reason, CpflError):  # a bug: the whole traceback

@@ -139,13 +139,15 @@ def _stl10(path: Path, members: dict[str, Bytes]) -> Samples:
 def _svhn(folder: Path, split: str) -> Samples | None:
     if split not in SVHN_FILES:
         return None
-    from scipy.io import loadmat, whosmat  # imported here: only this set needs it
-
     file = folder / SVHN_FILES[split]
     if not file.is_file():
         if split == "test":
             return None
         raise DataError(f"{file} is missing: SVHN's '{split}' images are expected there")
+    try:
+        from scipy.io import loadmat, whosmat
+    except ImportError:
+        raise DataError(f"{file} is read by a package that is not installed: pip install 'cpfl[data]'") from None
     try:
         for name, shape, kind in whosmat(file):
             if name in ("X", "y"):

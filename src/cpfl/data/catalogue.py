@@ -75,6 +75,11 @@ class Entry:
         """Bytes to download."""
         return sum(file.size for file in self.files)
 
+    @property
+    def megabytes(self) -> str:
+        """The same for a person."""
+        return f"{self.size / 1e6:,.{0 if self.size >= 1e6 else 2}f} MB"
+
 
 _TREE = tomllib.loads(resources.files("cpfl.data").joinpath("catalogue.toml").read_text(encoding="utf-8"))
 CATALOGUE = {name: TypeAdapter(Entry).validate_python({"name": name, **fields}) for name, fields in _TREE.items()}

@@ -4,9 +4,6 @@ Both look like NIST's 8×8 digits: a 32×32 black and white drawing, every 4×4 
 benchmarks/draw_letters.py drew the letters once: their pixels would otherwise depend on the version of FreeType.
 """
 
-import gzip
-import importlib.util
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from numpy.typing import NDArray
 from cpfl.data.samples import Samples
 from cpfl.randomness import stream
 
-LETTERS = Path(__file__).with_name("letters.npz")
+DIGITS, LETTERS = (Path(__file__).with_name(f"{name}.npz") for name in ("digits", "letters"))
 TEST_SHARE = 0.2
 GRAIN = 0.5  # deviation of the grain, in units of white
 GRAIN_STREAMS = {("digits", "train"): 0, ("digits", "test"): 1, ("letters", "train"): 2}
@@ -36,7 +33,7 @@ def read(name: str, split: str) -> Samples | None:
 
 
 def digits(split: str) -> Samples:
-    """scikit-learn's 1,797 digits; a fixed fifth of them is the test set."""
+    """The 1,797 digits; a fixed fifth of them is the test set."""
     images, labels = _scanned()
     order = stream(0, "test").permutation(len(images))
     held_out = round(TEST_SHARE * len(order))
@@ -45,20 +42,19 @@ def digits(split: str) -> Samples:
     return Samples(_to_bytes(images[index]), labels[index].astype(np.int64))
 
 
-@cache
-def _scanned() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Block counts and labels, from scikit-learn's file: its import takes longer than a small run."""
-    found = importlib.util.find_spec("sklearn")
-    for folder in (found and found.submodule_search_locations) or ():
-        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
-        if path.is_file():
-            with gzip.open(path, "rt") as file:
-                rows = np.loadtxt(file, delimiter=",")
-            return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
-    from sklearn.datasets import load_digits  # a version that keeps it elsewhere
+def load_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """1,797 handwritten digits, for first steps: pixels from 0 to 1, (1797, 64), and labels.
 
-    bunch = load_digits()
-    return bunch.images, bunch.target
+    They are those of scikit-learn's load_digits, divided by 16; digits.md says where they come from.
+    """
+    blocks, labels = _scanned()
+    return blocks.reshape(len(blocks), -1).astype(np.float32) / np.float32(16), labels.astype(np.int64)
+
+
+def _scanned() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Block counts and labels."""
+    with np.load(DIGITS, allow_pickle=False) as stored:
+        return stored["blocks"], stored["labels"]
 
 
 def letters() -> Samples:

@@ -93,6 +93,7 @@ def serve(
         about["samples"]["train"] = sum(one.training + one.validation for _, one in enrolled)
         about["fleet"] = {"nodes": {str(client): str(one.node) for client, one in enrolled}}
         folder = RunFolder.create(path, chosen, about)
+    task = replace(task, enrolled=registry.enrolled)
     make_engine = partial(FlowerEngine, task, registry, run.round_seconds, run.tries, strategy)
     execute(task, folder, make_engine, device, LogCallback(), (), event)
     _write_sizes(folder, registry)

@@ -3,7 +3,8 @@
 Axes: N cohorts, T samples, C classes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 
 from cpfl import models
 from cpfl.distillation.objective import distillation_loss, teacher_aggregation, teacher_weights
+from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.engines.client_training import called
 from cpfl.kernels import layers
 from cpfl.models import State
 from cpfl.models.adapter import Inputs, mapped, tensors
+from cpfl.runs import files
 from cpfl.settings import Distillation
 from cpfl.task.task import Task
 
@@ -72,8 +75,9 @@ def to_device(module: nn.Module, task: Task, precision: Precision) -> nn.Module:
 class Chunks:
     """Inputs in the pieces that a forward pass takes, cached where they are few."""
 
-    def __init__(self, count: int, inputs: MakeInputs, precision: Precision) -> None:
-        self.precision, self._inputs, self._count = precision, inputs, count
+    def __init__(self, count: int, inputs: MakeInputs, precision: Precision, key: Hashable = None) -> None:
+        """`key` names what they show of a task, for answers that are remembered; None: they are not."""
+        self.precision, self.key, self._inputs, self._count = precision, key, inputs, count
         self._size = CHUNK.get(precision.device.type, SMALL_CHUNK)
         self._cached: list[Inputs] = []  # the first ones
 
@@ -111,14 +115,16 @@ class Ensemble:
         settings: Distillation,
         precision: Precision,
         weights_NC: NDArray[np.float64] | None = None,  # if they are known already
+        outputs: TeacherOutputs | None = None,  # what teachers answered in other distillations of the task
     ) -> None:
-        self.cohorts, self.precision = cohorts, precision
+        self.cohorts, self.precision, self._outputs = cohorts, precision, outputs
         self.aggregation = teacher_aggregation(settings, task.data.objective)
         self.weights_NC = teacher_weights(settings, task.label_counts, cohorts) if weights_NC is None else weights_NC
         self._weights_NO = task.data.objective.output_weights(self.weights_NC)
         self.modules: list[nn.Module] = []
         built: dict[int, nn.Module] = {}  # cohorts that train the same model share one module
-        for build in (task.for_cohort(cohort).build for cohort in cohorts):
+        self._builds = [task.for_cohort(cohort).build for cohort in cohorts]
+        for build in self._builds:
             if id(build) not in built:
                 module = models.fresh(build, task.experiment.seed, "init", task.data.transform.dtype)
                 built[id(build)] = to_device(module, task, precision)
@@ -129,11 +135,23 @@ class Ensemble:
 
         Several inputs show the same samples; the mean of the outputs counts.
         """
-        for module, state, weight_O in zip(self.modules, teachers, self._weights_NO, strict=True):
+        for k, (module, state, weight_O) in enumerate(zip(self.modules, teachers, self._weights_NO, strict=True)):
             module.load_state_dict(state)
-            logits = [logits_of(module, each) for each in inputs]
+            logits = self._logits(k, state, inputs)
             output = torch.stack([self.aggregation.teacher_output(z) for z in logits]).mean(dim=0)
             yield logits[0], output * torch.as_tensor(weight_O, dtype=output.dtype, device=output.device)
+
+    def _logits(self, k: int, state: State, inputs: Sequence[Chunks]) -> list[Tensor]:
+        """The k-th teacher's logits on these inputs; its model is loaded."""
+        module, device = self.modules[k], self.precision.device
+        if self._outputs is None:
+            return [logits_of(module, each) for each in inputs]
+        assert all(each.key is not None for each in inputs), "what is remembered has a name"
+        teacher = id(self._builds[k]), files.tensors_checksum(state)
+        return [
+            self._outputs.logits((teacher, each.key, self.precision), partial(logits_of, module, each)).to(device)
+            for each in inputs
+        ]
 
     def __call__(self, teachers: Iterable[State], *inputs: Chunks) -> Tensor:
         """The targets z̃ = Σ_i p_i ⊙ z_i, one teacher after the other: never N × T × C numbers at once."""

@@ -1,6 +1,7 @@
 """Evaluation of all cohort models together, before anything is distilled: the metrics of the stopping rule `joint`.
 
-ensemble-accuracy  clients evaluate the ensemble that a student would learn from on their own validation samples
+ensemble-accuracy  clients evaluate the ensemble that a student would learn from on their own validation samples; at a
+                   meeting the merged model, one for every client instead of n
 public-agreement   no client and no label: how often the ensembles of two halves of the cohorts agree on public samples
 """
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cpfl import models
+from cpfl.cohorts.base import Cohorts
 from cpfl.distillation.ensemble import Chunks, Ensemble, Precision
 from cpfl.errors import CpflError
 from cpfl.federation.messages import Cost
@@ -34,15 +36,18 @@ class Evaluator:
     """What both metrics have in common."""
 
     _inputs: Chunks
+    cohorts: Cohorts  # their clients now
 
     def __init__(self, task: Task, device: torch.device) -> None:
-        self._task = task
+        self._task, self.cohorts = task, task.cohorts
         models.choose_arithmetic(task.experiment.precision)  # the driver of a cluster has no engine that did
         self._precision = Precision(device, task.experiment.precision)
 
-    @property
-    def global_bytes(self) -> int:
-        """What cohort servers send to the global server: every cohort's model."""
+    def global_bytes(self, waiting: Sequence[int] = ()) -> int:
+        """What the cohort servers and the global one exchange: every cohort's model. At a meeting, for which the
+        cohorts of these numbers wait, models come to the global server anyway."""
+        if self._task.experiment.meets:
+            return 0
         return sum(self._task.for_cohort(cohort).model_bytes for cohort in range(len(self._task.cohorts)))
 
     def _targets(self, ensemble: Ensemble, teachers: Sequence[State]) -> Tensor:
@@ -77,7 +82,7 @@ class EnsembleAccuracy(Evaluator):
         loss = objective.target_loss(targets_TC, aggregation.probabilities, self._y)
         return _number(objective.score(aggregation.answers(targets_TC), self._y)), loss.item()
 
-    def cost(self) -> Cost:
+    def cost(self, waiting: Sequence[int] = ()) -> Cost:
         """All models to the evaluating clients by way of the global server, and their forward passes."""
         task, clients, n = self._task, self._clients, len(self._task.cohorts)
         bytes_N = [task.for_cohort(cohort).model_bytes for cohort in range(n)]
@@ -90,12 +95,37 @@ class EnsembleAccuracy(Evaluator):
                 own[np.asarray(members)] = size
         samples = task.data.clients.validation_sizes[clients]
         down = client_evaluation_cost(task.fleet, clients, samples, n, sum(bytes_N) - own[clients])
-        return down + server_evaluation_cost(self.global_bytes)
+        return down + server_evaluation_cost(self.global_bytes(waiting))
 
-    @property
-    def global_bytes(self) -> int:
+    def global_bytes(self, waiting: Sequence[int] = ()) -> int:
         """What cohort servers send to the global server; with one cohort they are the same."""
-        return super().global_bytes if len(self._task.cohorts) > 1 else 0
+        return super().global_bytes(waiting) if len(self._task.cohorts) > 1 else 0
+
+
+class MergedAccuracy(EnsembleAccuracy):
+    """Accuracy and loss of the merged model of a meeting on clients' validation samples."""
+
+    def __init__(self, task: Task, settings: Distillation, device: torch.device) -> None:
+        super().__init__(task, settings, device)
+        self._all = Ensemble(task, [0], settings, self._precision, np.ones((1, task.data.classes)))
+
+    def cost(self, waiting: Sequence[int] = ()) -> Cost:
+        """The merged model to the evaluating clients, and their forward passes; a client that trains alone is its
+        cohort's server, which has it."""
+        task, clients = self._task, self._clients
+        sent = np.full(task.experiment.clients, task.model_bytes, np.int64)
+        for members in self.cohorts:
+            if len(members) == 1:
+                sent[np.asarray(members)] = 0
+        samples = task.data.clients.validation_sizes[clients]
+        down = client_evaluation_cost(task.fleet, clients, samples, 1, sent[clients])
+        return down + server_evaluation_cost(self.global_bytes(waiting))
+
+    def global_bytes(self, waiting: Sequence[int] = ()) -> int:
+        """The merged model to the servers of cohorts that have stopped, whose clients evaluate too: the others receive
+        it at the meeting."""
+        stopped = set(range(len(self.cohorts))) - set(waiting)
+        return self._task.model_bytes * sum(bool(np.isin(self.cohorts[i], self._clients).any()) for i in stopped)
 
 
 class PublicAgreement(Evaluator):
@@ -123,9 +153,9 @@ class PublicAgreement(Evaluator):
         objective = self._task.data.objective
         return _number(objective.score(even, objective.predicted(odd))), None
 
-    def cost(self) -> Cost:
+    def cost(self, waiting: Sequence[int] = ()) -> Cost:
         """Every cohort's model to the global server."""
-        return server_evaluation_cost(self.global_bytes)
+        return server_evaluation_cost(self.global_bytes(waiting))
 
 
 def _number(score: float) -> float:
@@ -137,3 +167,14 @@ EVALUATORS: dict[str, type[EnsembleAccuracy] | type[PublicAgreement]] = {
     "ensemble-accuracy": EnsembleAccuracy,
     "public-agreement": PublicAgreement,
 }
+
+
+def evaluates_merged(task: Task) -> bool:
+    """Whether the merged model of a meeting is evaluated instead of the ensemble: there is one, and clients do it."""
+    return task.experiment.meets and not task.cohort_models and task.experiment.stopping.metric == "ensemble-accuracy"
+
+
+def evaluator(task: Task, device: torch.device) -> EnsembleAccuracy | PublicAgreement:
+    """What evaluates the cohorts of an experiment."""
+    kind = MergedAccuracy if evaluates_merged(task) else EVALUATORS[task.experiment.stopping.metric]
+    return kind(task, task.experiment.distillation, device)

@@ -41,7 +41,7 @@ class TestSet:
         self._task, self._precision, data, self._objective = task, precision, task.data, task.data.objective
         x = torch.as_tensor(data.test.x).to(precision.device)
         self._y = torch.as_tensor(data.test.y).to(precision.device)
-        self._inputs = Chunks(len(x), lambda rows: data.transform(x[rows]), precision)
+        self._inputs = Chunks(len(x), lambda rows: data.transform(x[rows]), precision, "test")
 
     def accuracy(self, module: nn.Module) -> float:
         """A model's score."""

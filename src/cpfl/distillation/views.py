@@ -79,7 +79,10 @@ class Views:
         shown = [inputs]
         if self._settings.flip_average and self._augment != "none":
             shown.append(lambda rows: inputs(rows).flip(-1))
-        chunks = [Chunks(last - first, each, self._ensemble.precision) for each in shown]
+        chunks = [
+            Chunks(last - first, each, self._ensemble.precision, (self._augment, view, flip, first, last))
+            for flip, each in enumerate(shown)
+        ]
         return self._ensemble(self._teachers(), *chunks)
 
     def _targets_of(self, view: int) -> Tensor:

@@ -16,6 +16,7 @@ class Engine:
     """Does the rounds that sessions open, with no barrier between cohorts. Subclass it and write `train_cohorts`."""
 
     name: str
+    real_time = False  # True: clocks of cohorts measure real time
     device: str = "cpu"  # the kind of device that cohorts train on; the driver may have another
     on_event: Callable[..., None] = staticmethod(lambda *args, **facts: None)
     """Set by the caller: (event, **facts) for the run's log, such as the death of a worker."""

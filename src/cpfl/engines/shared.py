@@ -33,6 +33,24 @@ class Request:
     refused: bool = False  # the run needs an engine of its own
 
 
+def keep_drawing(wait: Callable[[], None]) -> None:
+    """Wait while other students work; the random numbers of this one's dropout continue where they were."""
+    drawn = torch.get_rng_state()
+    wait()
+    torch.set_rng_state(drawn)
+
+
+class StudentEngine(Engine):
+    """What a student that is distilled again sees of the others beside it; nothing is trained."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait = wait
+
+    def pause(self) -> None:
+        """Let the others work."""
+        keep_drawing(self._wait)
+
+
 class SharedEngine:
     """Trains what runs ask for."""
 
@@ -108,9 +126,7 @@ class RunEngine(Engine):
     def pause(self) -> None:
         """Let other runs work, since a student alone does not fill the device."""
         if self._shared.alternates:
-            drawn = torch.get_rng_state()  # its dropout's; other students draw too
-            self._wait()
-            torch.set_rng_state(drawn)
+            keep_drawing(self._wait)
 
     def close(self) -> None:
         """Leave the shared engine."""

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from cpfl.cohorts.base import Members
 from cpfl.devices.fleet import Fleet
 from cpfl.federation import optimizers
-from cpfl.federation.intervals import MeetingInterval, Met
+from cpfl.federation.intervals import MeetingInterval, Met, models_at_a_meeting
 from cpfl.federation.messages import (
     CLIENT_STATE_MEAN,
     NOTHING,
     AlgorithmState,
     ClientResult,
     ClosedRound,
+    Cost,
     Origin,
     RoundRecord,
     RoundRequest,
@@ -33,7 +34,7 @@ from cpfl.federation.rounds.buffered import Buffered
 from cpfl.federation.rounds.plan import RoundPlan, RoundPlanner
 from cpfl.federation.rounds.synchronous import Synchronous
 from cpfl.federation.selection.base import CohortInfo
-from cpfl.federation.stopping import ROUNDING, limit_reached
+from cpfl.federation.stopping import ROUNDING, Share, limit_reached
 from cpfl.models import State
 from cpfl.models.layout import ema
 from cpfl.settings import Experiment
@@ -58,28 +59,43 @@ class Session:
     ) -> None:
         self.cohort, self.clients = cohort, Members(clients)
         self.model = start
-        self.round, self.clock, self.cpu_seconds, self.bytes, self.samples = 0, 0.0, 0.0, 0, 0
+        self.round, self.clock, self.cpu_seconds, self.samples = 0, 0.0, 0.0, 0
+        self.bytes = 0.0  # with its share of evaluations and meetings
         self.stopped = ""  # the reason, once it has
         self.stop_request = ""  # a reason to stop with the next round that is closed
         self.best_round = 0  # the last round whose model was the best so far; 0: none
-        self.phases = 0  # that have ended with an evaluation or a meeting of all cohorts
+        self.phases = 0  # evaluations or meetings of the federation until the last one that it followed
         self.met = Met(0, 0.0)  # the last meeting
         hours = experiment.stopping.max_cpu_hours
         share = len(self.clients) / experiment.clients
         self.cpu_budget = hours * 3600 * share if hours else math.inf  # CPU seconds; joint shares them otherwise
+        traffic = experiment.stopping.max_traffic_gb
+        self.byte_budget = traffic * 1e9 * share if traffic else math.inf
         self.algorithm_state = AlgorithmState()
         self._experiment = experiment
         self._rule = STOPPING_RULES.build(experiment.stopping.rule, experiment.stopping.rule_args, experiment.stopping)
         self._interval = MeetingInterval.of(experiment)
+        self._evaluated = not math.isinf(self._rule.eval_interval)  # together with the others, at the ends of phases
+        self._model_bytes = model_bytes
+        self._regrouped = False  # it has other clients than at the start
         self._arrived = False  # the next round would end after the next meeting
         self._kept: State | None = None
         self._shown = start  # the model that stands for the cohort: the newest, or the moving average
         known = np.zeros(0, np.int64) if sizes is None else sizes
         size = optimizers.one_way_bytes(experiment.federation, model_bytes)
-        info = CohortInfo(cohort, self.clients, experiment.federation, fleet, size, known)
-        kind = Buffered if experiment.federation.buffer_size else Synchronous
-        self._planner: RoundPlanner = kind(info, experiment.devices.crash_rate, experiment.seed)
+        self._info = CohortInfo(cohort, self.clients, experiment.federation, fleet, size, known)
+        self._planner = self._new_planner()
         self._plans: dict[int, RoundPlan] = {}  # of rounds that are not closed
+
+    def _new_planner(self) -> RoundPlanner:
+        kind = Buffered if self._experiment.federation.buffer_size else Synchronous
+        return kind(self._info, self._experiment.devices.crash_rate, self._experiment.seed)
+
+    def _regroup(self, clients: Sequence[int]) -> None:
+        """Continue with other clients."""
+        self.clients, self._regrouped = Members(clients), True
+        self._info = replace(self._info, clients=self.clients)
+        self._planner = self._new_planner()
 
     def open_round(self) -> RoundRequest:
         """The next round to train."""
@@ -115,6 +131,10 @@ class Session:
             self._plans[number] = self._planner.plan(number, self.clock)
         return self._plans[number]
 
+    def expected_cost(self) -> Cost:
+        """What the next round will cost, by what devices and data say; a simulated fleet knows both."""
+        return self._planner.expected(self._plan(self.round + 1))
+
     def close_round(self, outcome: RoundResult) -> ClosedRound:
         """Advance the clock, adopt the new model, and decide whether to stop."""
         results, number = outcome.results, self.round + 1
@@ -139,10 +159,11 @@ class Session:
         self.algorithm_state = self.algorithm_state.updated(outcome.algorithm_state)
         self.round, self.clock, self.cpu_seconds = number, clock, cpu_seconds
         self.bytes += cost.bytes
+        arrives = self._evaluated and number < self._experiment.max_rounds and self._next_is_too_late(outcome, cost)
         trained = sum(r.samples for r in results)
         self.samples += trained
-        self.stopped = decision.stop or self._limit_reached(cost.seconds, cost.cpu_seconds)
-        self._arrived = not self.stopped and self._next_is_too_late(outcome, cost.seconds)
+        self.stopped = decision.stop or self._limit_reached(cost, arrives)
+        self._arrived = not self.stopped and (arrives or self._next_is_too_late(outcome, cost))
         record = RoundRecord(
             cohort=self.cohort,
             round=self.round,
@@ -184,28 +205,34 @@ class Session:
         """Nothing to train now: it has stopped, or waits."""
         return bool(self.stopped) or self.waiting
 
-    def continue_training(
-        self, closed: ClosedRound, clock: float, cpu_seconds: float, cpu_budget: float = math.inf
-    ) -> ClosedRound:
+    def continue_training(self, closed: ClosedRound, clock: float, share: Share) -> ClosedRound:
         """Begin another phase after an evaluation, unless a limit is reached.
 
         Parameters
         ----------
         closed
             The last round of the phase. The result is the same round with what the wait adds to it.
-        clock, cpu_seconds
-            When the evaluation ended, and what it cost this cohort.
-        cpu_budget
-            CPU seconds that the cohort may spend in all from now on.
+        clock
+            When the evaluation ended.
+        share
+            What it cost this cohort, and what the cohort may spend from now on.
         """
-        arrived, record = Snapshot(self.cohort, self.round, self.clock, self._shown), closed.record
+        arrived = Snapshot(self.cohort, self.round, self.clock, self._shown)
         self.phases += 1
-        self.clock, self.cpu_seconds, self.cpu_budget = clock, self.cpu_seconds + cpu_seconds, cpu_budget
-        self.stopped = self._limit_reached(record.seconds, record.cpu_seconds)
+        self.clock = clock
+        self._pay(share)
+        self.stopped = self._limit_reached(closed.record)
         return self._waited(closed, arrived)
 
     def meet(
-        self, closed: ClosedRound, clock: float, model: State, server_state: dict[str, State] | None
+        self,
+        closed: ClosedRound,
+        number: int,
+        clock: float,
+        model: State,
+        server_state: dict[str, State] | None,
+        share: Share | None = None,
+        clients: Sequence[int] | None = None,
     ) -> ClosedRound:
         """Begin another phase from the model of a meeting, unless a limit is reached.
 
@@ -213,24 +240,50 @@ class Session:
         ----------
         closed
             The last round of the phase. The result is the same round with what the wait adds to it.
-        clock
-            When all cohorts met.
+        number, clock
+            That of the meeting, counted from 1, and when it was.
         model
-            What all of them continue from.
+            What the cohort continues from.
         server_state
             What takes the place of the server optimizer's state, by name; None: it stays.
+        share
+            What the evaluation of the merged model cost this cohort, and what it may spend from now on; None: there was
+            none.
+        clients
+            With whom the cohort continues; None: with its own.
         """
-        arrived, record = Snapshot(self.cohort, self.round, self.clock, self._shown), closed.record
-        self.phases += 1
+        arrived = Snapshot(self.cohort, self.round, self.clock, self._shown)
+        self.phases = number
         self.clock, self.met, self._arrived = clock, Met(self.round, clock), False
         self._plans.clear()  # they were made for an earlier clock
+        if clients is not None:
+            self._regroup(clients)
         self.model = self._shown = model
         self._kept = None
         if server_state is not None:
             others = {k: v for k, v in self.algorithm_state.cohort.items() if k == CLIENT_STATE_MEAN}
             self.algorithm_state = replace(self.algorithm_state, cohort={**others, **server_state})
-        self.stopped = self._limit_reached(record.seconds, record.cpu_seconds)
+        self.bytes += self.meeting_bytes
+        if share is not None:
+            self._pay(share)
+        self.stopped = self._limit_reached(closed.record)
         return self._waited(closed, arrived)
+
+    def _pay(self, share: Share) -> None:
+        self.cpu_seconds, self.cpu_budget = self.cpu_seconds + share.cpu_seconds, share.cpu_budget
+        self.bytes, self.byte_budget = self.bytes + share.bytes, share.byte_budget
+
+    @property
+    def meeting_bytes(self) -> int:
+        """What a meeting sends between this cohort's server and the global one, as long as the cohort continues."""
+        return self._model_bytes * models_at_a_meeting(self._experiment) if self._experiment.meets else 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What of a limit in traffic is kept back: the cohort's model at the end, and the next meeting, to which a
+        cohort that has stopped sends its model."""
+        stopped = self._model_bytes if self._experiment.meets else 0
+        return self._model_bytes + (stopped if self.stopped else self.meeting_bytes)
 
     @property
     def server_state(self) -> dict[str, State]:
@@ -241,6 +294,13 @@ class Session:
     def meeting_due(self) -> float:
         """When the next meeting is, in virtual seconds; -inf: as soon as all cohorts have come."""
         return self._interval.after(self.met.clock)
+
+    @property
+    def soonest_meeting(self) -> float:
+        """If cohorts come one by one: before when this one, which waits, cannot come again."""
+        if not math.isinf(self._interval.seconds):
+            return self.clock + self._interval.seconds - ROUNDING
+        return self.clock + (self._planner.seconds(self._plan(self.round + 1)) or 0.0)
 
     def stop(self, closed: ClosedRound, reason: str, clock: float | None = None) -> ClosedRound:
         """Stop at the end of a phase: because of an evaluation that ended at `clock`, or without one."""
@@ -259,7 +319,7 @@ class Session:
     def teacher(self) -> State:
         """The model that this cohort contributes: the best by validation, else the newest or the moving average of late
         ones; joint evaluates one of those two, and cohorts that meet have no best of their own."""
-        together = self._experiment.meets or not math.isinf(self._rule.eval_interval)
+        together = self._experiment.meets or self._evaluated
         if self._experiment.stopping.keep == "best" and not together and self._kept is not None:
             return self._kept
         return self._shown
@@ -276,8 +336,12 @@ class Session:
         states |= {f"{_OLDER}{number}": model for number, model in self._planner.models.items()}
         if self.phases and not math.isinf(self.cpu_budget):
             numbers["cpu_budget"] = self.cpu_budget
+        if self.phases and not math.isinf(self.byte_budget):
+            numbers["byte_budget"] = self.byte_budget
         if self.met.round:
             numbers["met"] = list(self.met)
+        if self._regrouped:
+            numbers["clients"] = list(self.clients)
         numbers |= {"kept_is_newest": newest, "rule": self._rule.state(), "planner": self._planner.state()}
         return states, copy.deepcopy(numbers)  # a user's rule may continue to write into its own
 
@@ -291,7 +355,10 @@ class Session:
         for key in _NUMBERS:
             setattr(self, key, numbers[key])
         self.cpu_budget = numbers.get("cpu_budget", self.cpu_budget)
+        self.byte_budget = numbers.get("byte_budget", self.byte_budget)
         self.met = Met(*numbers.get("met", (0, 0.0)))
+        if "clients" in numbers:
+            self._regroup(numbers["clients"])
         self._rule.restore(numbers["rule"])
         older = {int(kind.removeprefix(_OLDER)): one for kind, one in states.items() if kind.startswith(_OLDER)}
         self._plans.clear()
@@ -300,23 +367,30 @@ class Session:
     @property
     def _phase_end(self) -> float:
         """The round after which it waits next; inf: after none, or at a time."""
-        return (self.phases + 1) * min(self._rule.eval_interval, self._interval.rounds)
+        if self._experiment.meets:
+            return self.met.round + self._interval.rounds
+        return (self.phases + 1) * self._rule.eval_interval
 
-    def _next_is_too_late(self, outcome: RoundResult, seconds: float) -> bool:
+    def _next_is_too_late(self, outcome: RoundResult, cost: Cost) -> bool:
         """Whether the next round would end after the next meeting. One of a real fleet is expected to last as long as
-        this one."""
+        this one. If cohorts come one by one: whether it is time to come."""
         if math.isinf(self._interval.seconds):
             return False
+        if not self._interval.together:
+            return self.clock >= self.meeting_due - ROUNDING
         lasts = None if outcome.seconds is not None else self._planner.seconds(self._plan(self.round + 1))
-        return self.clock + (seconds if lasts is None else lasts) > self.meeting_due + ROUNDING
+        return self.clock + (cost.seconds if lasts is None else lasts) > self.meeting_due + ROUNDING
 
-    def _limit_reached(self, seconds: float, cpu_seconds: float) -> str:
+    def _limit_reached(self, last: Cost | RoundRecord, arrives: bool = False) -> str:
+        """The limit that another round like the last one would exceed; `arrives`: it is to be evaluated before."""
         if self.stop_request:
             return self.stop_request
-        e, clock, cpu_seconds = self._experiment, self.clock + seconds, self.cpu_seconds + cpu_seconds
-        evaluated = self.round >= (self.phases + 1) * self._rule.eval_interval
-        budget = math.inf if evaluated else self.cpu_budget  # an evaluation shares it anew
-        return limit_reached(e.stopping, e.max_rounds, self.round, clock, cpu_seconds, budget)
+        e, clock, cpu_seconds = self._experiment, self.clock + last.seconds, self.cpu_seconds + last.cpu_seconds
+        budgets = self.cpu_budget, self.byte_budget
+        if self._evaluated and (arrives or self.round >= self._phase_end):
+            budgets = math.inf, math.inf  # an evaluation shares them anew
+        sent = self.bytes + last.bytes + self.reserved_bytes
+        return limit_reached(e.stopping, e.max_rounds, self.round, clock, cpu_seconds, budgets[0], sent, budgets[1])
 
     def _due(self, before: Snapshot) -> list[Snapshot]:
         """The snapshots since that moment: every so many rounds or hours, and the last model."""

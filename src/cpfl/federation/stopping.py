@@ -1,9 +1,10 @@
 """When training ends: what a stopping rule is, the built-in ones, and the limits that apply with any rule.
 
 With the rule `joint` cohorts train in phases. After each phase they wait, and all are evaluated together as the
-ensemble that would be distilled. They continue while twice the work would still gain enough. Work is counted in CPU
-hours, gain in points of the evaluation. "Twice" makes the rule free of scale: the same for ten CPU hours as for ten
-thousand. Which of a cohort's models becomes the teacher is decided in session.py.
+ensemble that would be distilled, or as the merged model of a meeting. They continue while twice the work would still
+gain enough. Work is counted in CPU hours or hours, gain in points of the evaluation. "Twice" makes the rule free of
+scale: the same for ten CPU hours as for ten thousand. Which of a cohort's models becomes the teacher is decided in
+session.py.
 """
 
 import math
@@ -20,7 +21,7 @@ from cpfl.federation.messages import Cost
 from cpfl.settings import Stopping
 
 FEWEST = 4  # evaluations for a line: one through fewer says little
-Point = tuple[float, float]  # CPU hours spent so far, the accuracy in per cent
+Point = tuple[float, float]  # CPU hours or hours spent so far, the accuracy in per cent
 ROUNDING = 1e-6  # seconds; a moment that is reached exactly must not be missed by a float's last digit
 
 
@@ -41,7 +42,8 @@ class StoppingRule:
     """
 
     last_round: float = math.inf  # the last round there can be, if it is known beforehand
-    eval_interval: float = math.inf  # rounds after which a cohort waits until all cohorts are evaluated together
+    # Rounds after which a cohort waits until all are evaluated together; cohorts that meet are evaluated there.
+    eval_interval: float = math.inf
 
     def __init__(self, stopping: Stopping) -> None:
         self.settings = stopping
@@ -113,18 +115,27 @@ class Joint(StoppingRule):
 
 
 def limit_reached(
-    stopping: Stopping, max_rounds: int, round: int, next_clock: float, next_cpu_seconds: float, cpu_budget: float
+    stopping: Stopping,
+    max_rounds: int,
+    round: int,
+    next_clock: float,
+    next_cpu_seconds: float,
+    cpu_budget: float,
+    next_bytes: float = 0.0,
+    byte_budget: float = math.inf,
 ) -> str:
     """The limit that ends a cohort after this round; empty: none does.
 
-    A limit stops a cohort before the round that would exceed it. `next_clock` and `next_cpu_seconds` are the cohort's
-    after another round that costs as much as this one. Each cohort has a `cpu_budget` of its own, in seconds, so that
-    none waits for another.
+    A limit stops a cohort before the round that would exceed it. `next_clock`, `next_cpu_seconds` and `next_bytes` are
+    the cohort's after another round that costs as much as this one. Each cohort has a `cpu_budget` in seconds and a
+    `byte_budget` of its own, so that none waits for another.
     """
     if stopping.max_hours and next_clock > stopping.max_hours * 3600 + ROUNDING:
         return "hours"
     if next_cpu_seconds > cpu_budget + ROUNDING:
         return "cpu hours"
+    if next_bytes > byte_budget + ROUNDING:
+        return "traffic"
     return "max rounds" if round >= max_rounds else ""
 
 
@@ -133,7 +144,7 @@ class Evaluation:
     """One line of a federation's evaluations."""
 
     phase: int  # counted from 1
-    round: int  # after which the cohorts waited
+    round: int  # after which the cohorts waited; at a meeting the largest of `rounds`
     cohorts: list[int]  # that waited; the others had stopped before, and were evaluated as they were
     clock: float  # virtual seconds at its end: the slowest cohort's, and the evaluation's own
     seconds: float  # of its own
@@ -146,11 +157,22 @@ class Evaluation:
     decision: str  # continue or stop
     cpu_budgets: list[float] = field(default_factory=list)  # CPU seconds each of `cohorts` may spend in all, if limited
     global_bytes: int = 0  # of `bytes`, between the cohort servers and the global one
+    rounds: list[int] = field(default_factory=list)  # after which each of `cohorts` waited, at a meeting
+    byte_budgets: list[float] = field(default_factory=list)  # bytes each of `cohorts` may send in all, if limited
+
+
+class Share(NamedTuple):
+    """A cohort's share of an evaluation: what it pays, and what it may spend in all from then on."""
+
+    cpu_seconds: float
+    bytes: float
+    cpu_budget: float = math.inf
+    byte_budget: float = math.inf
 
 
 def gain_per_doubling(points: Sequence[Point], window: int) -> float | None:
     """Points that twice the work gains: the slope of the line of least squares through the last `window` evaluations
-    over log2(CPU hours); None while there are too few of them."""
+    over log2(work); None while there are too few of them."""
     if len(points) < FEWEST:
         return None
     last = points[-window:]
@@ -168,15 +190,17 @@ def converged(points: Sequence[Point], min_gain: float, window: int) -> bool:
 
 
 def share_budget(
-    left: float, price: float, eval_interval: int, spent: Sequence[float], costs: Sequence[float]
+    left: float, price: float, eval_interval: float, spent: Sequence[float], costs: Sequence[float]
 ) -> list[float]:
     """What each cohort may spend in all, what it has spent included.
 
-    The CPU seconds that are left are shared by what a round costs each cohort, so that all have the same number of
-    rounds. The price of the next evaluation is kept back if a whole phase of `eval_interval` rounds leaves it:
-    otherwise there will be none.
+    The CPU seconds or bytes that are left are shared by what a round costs each cohort, so that all have the same
+    number of rounds. The price of the next evaluation is kept back if a whole phase of `eval_interval` rounds leaves
+    it: otherwise there will be none.
     """
     whole = math.fsum(costs)
+    if not whole:  # cohorts of one client send nothing
+        return [before + max(0.0, left) / len(costs) for before in spent]
     seconds = left - price if left - price >= eval_interval * whole else max(0.0, left)
     return [before + seconds * cost / whole for before, cost in zip(spent, costs, strict=True)]
 

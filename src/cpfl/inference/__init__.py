@@ -1,1 +1,1 @@
-"""Use of a finished run's global model: export and prediction. Nothing here trains."""
+"""Use of a run: its records and outcome, its global model for predictions and exports. Nothing here trains."""

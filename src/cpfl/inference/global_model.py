@@ -17,7 +17,7 @@ from cpfl import models
 from cpfl.data.parquet import SUFFIXES, UNREADABLE, open_image, why_unreadable
 from cpfl.data.transform import kind_of
 from cpfl.errors import CpflError, DataError, ModelError, RunFolderError, first_line
-from cpfl.inference.answers import described
+from cpfl.inference.answers import BATCH, described
 from cpfl.models.adapter import Inputs, adapted, mapped
 from cpfl.objectives.base import Objective, objective
 from cpfl.objectives.classes import Classification
@@ -29,7 +29,6 @@ from cpfl.task.task import UserModel, user_model_factory
 from cpfl.user_files import expanded
 
 PIXELS = "pixel values in 0…1"
-BATCH = 256  # images that are classified at a time
 
 
 class Deployed(nn.Module):
@@ -116,17 +115,20 @@ def export(
     *,
     model: UserModel | None = None,
     distillation: str = "",
-    onnx: bool = True,
+    onnx: bool | None = None,
 ) -> list[Path]:
-    """Write model.safetensors, model.json and model.onnx to a folder, and return their paths."""
+    """Write model.safetensors, model.json and model.onnx to a folder, and return their paths.
+
+    `onnx` is whether to write model.onnx; None: if the packages for it are installed.
+    """
     module, about = load_global(Path(path), model, distillation)
     own = expanded(Path(path), "the run folder")
     where = expanded(Path(out), "out") if out is not None else own / "export"
     if os.path.realpath(where) != os.path.realpath(own / "export"):
         check_outside(where / "model.json")
-    if onnx and not all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript")):
-        raise CpflError("ONNX needs two more packages: pip install 'cpfl[onnx]', or set onnx = False")
-    program = _onnx(module, example_inputs(about, 2)) if onnx else b""  # before anything is written: it may fail
+    installed = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript"))
+    writes_onnx = installed and onnx is not False
+    program = _onnx(module, example_inputs(about, 2)) if writes_onnx else b""  # before anything is written: it may fail
     with files.explained(where):
         where.mkdir(parents=True, exist_ok=True)
     files.save_tensors(where / "model.safetensors", module.model.state_dict(), {"classes": about["classes"]})
@@ -142,9 +144,11 @@ def export(
         "run": own.name,
     }
     files.write_json(where / "model.json", facts)
-    if onnx:
+    if writes_onnx:
         files.write_atomic(where / "model.onnx", program)
-    return [where / f"model.{kind}" for kind in ("json", *(["onnx"] if onnx else []), "safetensors")]
+    elif onnx:
+        raise CpflError(f"{where} has no model.onnx, which needs two more packages: pip install 'cpfl[onnx]'")
+    return [where / f"model.{kind}" for kind in ("json", *(["onnx"] if writes_onnx else []), "safetensors")]
 
 
 def _answered(own: Objective, about: Mapping[str, Any]) -> str:

@@ -1,41 +1,48 @@
-"""The stopping rule `joint`: at the end of every phase the ensemble of all cohorts is evaluated.
+"""The stopping rule `joint`: at the end of every phase all cohorts are evaluated together.
 
-Then all continue or all stop. Each evaluation is a line of evaluations.jsonl.
+The ensemble of their models is evaluated; at a meeting it is the merged model, one for every client instead of n. Then
+all continue or all stop. Each evaluation is a line of evaluations.jsonl.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 
-from cpfl.distillation.evaluation import EVALUATORS
+from cpfl.distillation.evaluation import evaluator
 from cpfl.errors import DamagedError
 from cpfl.federation import stopping
 from cpfl.federation.messages import Cost
 from cpfl.federation.selection.base import round_cpu_seconds
 from cpfl.federation.session import ClosedRound, Session
-from cpfl.federation.stopping import ROUNDING, Evaluation
+from cpfl.federation.stopping import ROUNDING, Evaluation, Point, Share
+from cpfl.models import State
 from cpfl.runs import files, records
 from cpfl.runs.recorder import RunRecorder
 from cpfl.task.task import Task
+
+LIMITED = {"cpu_seconds": "cpu hours", "bytes": "traffic"}  # what a cost may exceed, and the reason why all stop then
 
 
 class Evaluations:
     """The evaluations of one run."""
 
     def __init__(self, task: Task, sessions: Sequence[Session], run: RunRecorder, device: torch.device) -> None:
-        self._sessions, self._notify = sessions, run.callback.on_message
+        self._sessions, self._callback, self._meets = sessions, run.callback, task.experiment.meets
         self._stopping = task.experiment.stopping
-        self._evaluator = EVALUATORS[self._stopping.metric](task, task.experiment.distillation, device)
+        self._evaluator = evaluator(task, device)
         public = self._stopping.metric == "public-agreement"
         self._metric = "agreement" if public else task.data.objective.metric
+        limits = {"cpu_seconds": self._stopping.max_cpu_hours * 3600, "bytes": self._stopping.max_traffic_gb * 1e9}
+        self._limits = {what: limit for what, limit in limits.items() if limit}
         self._path, self._identity = run.folder.evaluations(), run.folder.identity
         records.repair(self._path)
         try:
             self.done = [Evaluation(**line) for line in records.read_sealed(self._path, self._identity)]
         except TypeError:  # valid JSON of a foreign shape
             raise DamagedError(f"{self._path} is damaged: a line is not that of an evaluation") from None
-        if self._stopping.max_cpu_hours:
+        if self._stopping.max_cpu_hours and not self._meets:
             self._share_first_phase(task)
         for session in sessions:
             if session.phases > len(self.done):
@@ -51,32 +58,46 @@ class Evaluations:
             if not session.phases:
                 session.cpu_budget = seconds
 
+    def decided(self, session: Session) -> bool:
+        """Whether the evaluation that this cohort waits for is on disk."""
+        return session.phases < len(self.done)
+
     def decide(self, waiting: Sequence[Session]) -> str:
-        """Evaluate, if the limits allow it; else the limit that ends all."""
-        cost = self._evaluator.cost()
-        ends = max(session.clock for session in self._sessions) + cost.seconds
+        """Evaluate the ensemble, if the limits allow it; else the limit that ends all."""
+        moment = max(session.clock for session in self._sessions)
+        return self.evaluate(waiting, [session.teacher() for session in self._sessions], moment)
+
+    def evaluate(self, waiting: Sequence[Session], models: Sequence[State], moment: float) -> str:
+        """Evaluate these models at a virtual time, if the limits allow it; else the limit that ends all."""
+        self._evaluator.cohorts = [session.clients for session in self._sessions]
+        cost = self._evaluator.cost([session.cohort for session in waiting])
+        ends = moment + cost.seconds
         if self._stopping.max_hours and ends > self._stopping.max_hours * 3600 + ROUNDING:
             return "hours"
-        if self._left(cost) < -ROUNDING:
-            return "cpu hours"
-        self._evaluate(waiting, cost, ends)
+        for what, reason in LIMITED.items():
+            if self._left(what, cost) < -ROUNDING:
+                return reason
+        self._write(waiting, cost, ends, *self._evaluator.evaluate(models))
         return ""
 
-    def _left(self, cost: Cost) -> float:
-        """The CPU seconds that the limit leaves after this cost."""
-        limit = self._stopping.max_cpu_hours * 3600 or math.inf
-        return limit - math.fsum(session.cpu_seconds for session in self._sessions) - cost.cpu_seconds
+    def _left(self, what: str, cost: Cost) -> float:
+        """What a limit leaves after this cost, of CPU seconds or bytes."""
+        spent = math.fsum(getattr(session, what) + _reserved(session, what) for session in self._sessions)
+        return self._limits.get(what, math.inf) - spent - float(getattr(cost, what))
 
-    def _evaluate(self, waiting: Sequence[Session], cost: Cost, ends: float) -> None:
-        accuracy, loss = self._evaluator.evaluate([session.teacher() for session in self._sessions])
+    def _write(self, waiting: Sequence[Session], cost: Cost, ends: float, accuracy: float, loss: float | None) -> None:
         spent = (sum(session.cpu_seconds for session in self._sessions) + cost.cpu_seconds) / 3600
-        points = [*((one.cpu_hours, one.accuracy) for one in self.done), (spent, accuracy)]
+        work = spent if self._stopping.gain_per == "cpu_hours" else ends / 3600
+        points: list[Point] = [*((self._work(one), one.accuracy) for one in self.done), (work, accuracy)]
         stop = stopping.converged(points, self._stopping.min_gain, self._stopping.eval_window)
         evaluation = Evaluation(
             phase=len(points),
-            round=len(points) * self._stopping.eval_interval,
+            round=max(session.round for session in waiting)
+            if self._meets
+            else len(points) * self._stopping.eval_interval,
             cohorts=[session.cohort for session in waiting],
-            cpu_budgets=self._budgets(waiting, cost),
+            cpu_budgets=self._budgets("cpu_seconds", waiting, cost),
+            byte_budgets=self._budgets("bytes", waiting, cost),
             clock=ends,
             **vars(cost),
             cpu_hours=spent,
@@ -84,42 +105,74 @@ class Evaluations:
             loss=loss,
             gain_per_doubling=stopping.gain_per_doubling(points, self._stopping.eval_window),
             decision="stop" if stop else "continue",
-            global_bytes=self._evaluator.global_bytes,
+            global_bytes=self._evaluator.global_bytes([session.cohort for session in waiting]),
+            rounds=[session.round for session in waiting] if self._meets else [],
         )
         # It decides what follows.
-        records.append(self._path, records.seal(self._path, vars(evaluation), self._identity))
+        records.append(self._path, records.seal(self._path, asdict(evaluation), self._identity))
         files.sync(self._path)  # later rounds depend on it
         files.sync(self._path.parent)
         self.done.append(evaluation)
-        gain = evaluation.gain_per_doubling
-        rising = "" if gain is None else f", {gain:+.1f} points for twice the CPU hours"
-        scored = f"{self._metric} {accuracy:.2f} %{rising}"
-        self._notify(f"evaluated after {evaluation.round} rounds: {scored}: {evaluation.decision}")
+        gain, per = evaluation.gain_per_doubling, self._stopping.gain_per.replace("cpu_", "CPU ")
+        rising = "" if gain is None else f", {gain:+.1f} points for twice the {per}"
+        when = f"at {ends / 3600:.2f} h" if self._meets else f"after {evaluation.round} rounds"
+        self._callback.on_message(f"evaluated {when}: {self._metric} {accuracy:.2f} %{rising}: {evaluation.decision}")
+        self._callback.on_evaluation(asdict(evaluation))
 
-    def _budgets(self, waiting: Sequence[Session], cost: Cost) -> list[float]:
-        """What is left of the limit, shared by the mean cost of each cohort's rounds: participants differ."""
-        if not self._stopping.max_cpu_hours:
+    def _work(self, evaluation: Evaluation) -> float:
+        """What had been spent until an evaluation, of what the gain is counted per."""
+        return evaluation.cpu_hours if self._stopping.gain_per == "cpu_hours" else evaluation.clock / 3600
+
+    def _budgets(self, what: str, waiting: Sequence[Session], cost: Cost) -> list[float]:
+        """What is left of a limit, shared by the mean cost of each cohort's rounds: participants differ. Cohorts that
+        meet at times share it by the mean cost of their phases, since they do not do the same number of rounds."""
+        if what not in self._limits:
             return []
-        prices = self._prices([session.cohort for session in waiting], cost.cpu_seconds)
-        spent = [session.cpu_seconds + prices[session.cohort] for session in waiting]
+        prices = self._prices([session.cohort for session in waiting], getattr(cost, what))
+        spent = [getattr(session, what) + prices[session.cohort] for session in waiting]
         paid = [0.0] * len(self._sessions)  # for earlier evaluations, by cohort
         for evaluation in self.done:
-            for cohort, price in self._prices(evaluation.cohorts, evaluation.cpu_seconds).items():
+            for cohort, price in self._prices(evaluation.cohorts, getattr(evaluation, what)).items():
                 paid[cohort] += price
-        costs = [(session.cpu_seconds - paid[session.cohort]) / session.round for session in waiting]
-        return stopping.share_budget(self._left(cost), cost.cpu_seconds, self._stopping.eval_interval, spent, costs)
+        costs = [
+            (getattr(session, what) - paid[session.cohort]) / (len(self.done) + 1 if self._meets else session.round)
+            for session in waiting
+        ]
+        phase = 1 if self._meets else self._stopping.eval_interval
+        meeting = [session.meeting_bytes if what == "bytes" else 0 for session in waiting]  # that follows
+        left = self._left(what, cost) - sum(meeting)
+        budgets = stopping.share_budget(left, getattr(cost, what), phase, spent, costs)
+        return [
+            budget + now + _reserved(session, what)
+            for budget, now, session in zip(budgets, meeting, waiting, strict=True)
+        ]
 
-    def _prices(self, cohorts: Sequence[int], cpu_seconds: float) -> dict[int, float]:
-        """The part of an evaluation's CPU seconds that each cohort pays which waited for it: the same a client."""
+    def _prices(self, cohorts: Sequence[int], whole: float) -> dict[int, float]:
+        """The part of an evaluation's CPU seconds or bytes that each cohort pays which waited for it: the same a
+        client."""
         sizes = {cohort: len(self._sessions[cohort].clients) for cohort in cohorts}
-        each = cpu_seconds / sum(sizes.values())
+        each = whole / sum(sizes.values())
         return {cohort: each * size for cohort, size in sizes.items()}
+
+    def paid(self, evaluation: Evaluation, cohort: int) -> Share:
+        """What an evaluation costs a cohort that waited for it, and what the cohort may spend in all from then on."""
+        prices = [
+            self._prices(evaluation.cohorts, whole)[cohort] for whole in (evaluation.cpu_seconds, evaluation.bytes)
+        ]
+        budgets = [
+            dict(zip(evaluation.cohorts, each, strict=False)).get(cohort, math.inf)
+            for each in (evaluation.cpu_budgets, evaluation.byte_budgets)
+        ]
+        return Share(*prices, *budgets)
 
     def apply(self, session: Session, closed: ClosedRound) -> ClosedRound:
         """What the next evaluation means for a cohort that waits: the same now as after any kill."""
         evaluation = self.done[session.phases]
         if evaluation.decision == "stop":
             return session.stop(closed, "joint", evaluation.clock)
-        paid = self._prices(evaluation.cohorts, evaluation.cpu_seconds)[session.cohort]
-        budgets = dict(zip(evaluation.cohorts, evaluation.cpu_budgets, strict=False))
-        return session.continue_training(closed, evaluation.clock, paid, budgets.get(session.cohort, math.inf))
+        return session.continue_training(closed, evaluation.clock, self.paid(evaluation, session.cohort))
+
+
+def _reserved(session: Session, what: str) -> float:
+    """What of a limit is kept back for the end of a cohort and its next meeting."""
+    return session.reserved_bytes if what == "bytes" else 0

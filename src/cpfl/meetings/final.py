@@ -1,7 +1,5 @@
 """The end of a run: the mean of the cohort models, beside their student or in its place."""
 
-import numpy as np
-
 from cpfl.meetings.rules import weighted_mean
 from cpfl.models import State
 from cpfl.runs import files
@@ -20,11 +18,11 @@ def merged(task: Task, teachers: Teachers) -> State | None:
 
 
 def _weights(task: Task, teachers: Teachers) -> list[float]:
-    settings, sizes = task.experiment.meetings, task.data.clients.training_sizes
-    kind = settings.rule_args.get("weights") if settings.rule in ("mean", "outer") else ""
+    settings = task.experiment.meetings
+    kind = settings.rule_args.get("weights") if settings.rule in ("mean", "outer", "asynchronous") else ""
     found = [1.0 for _ in teachers.cohorts]
     if kind == "samples":
-        found = [float(sizes[np.asarray(task.cohorts[cohort])].sum()) for cohort in teachers.cohorts]
+        found = [float(task.samples(cohort)) for cohort in teachers.cohorts]
     if kind == "work" and any(teachers.work):  # else nobody has trained since the last meeting
         found = [float(samples) for samples in teachers.work]
     return found

@@ -1,121 +1,198 @@
-"""Which n to take: one plain sentence for a tolerated drop in accuracy, with its reasons."""
+"""What to take: for a page, as a few lines for a terminal, and as JSON."""
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from cpfl.errors import SettingError
+from cpfl.report.candidates import Comparison, command, command_on, comparisons
+from cpfl.report.groups import Group, group
+from cpfl.report.reading import RunFacts, read_all
+from cpfl.report.sentences import Sentences, count, sentences
+from cpfl.report.verdict import USUAL, Candidate, Choice, Limits, decide
 
-MAX_DROP = 2.0  # points of accuracy that most would give up for time; the paper's n = 4 loses less
-NOTABLE = 1.1  # a speed-up from which on the number is given
-Row = Mapping[str, Any]
-
-
-class Advice(NamedTuple):
-    """The recommended n, the sentence that says so, and the reasons for and against it."""
-
-    n: int | None
-    sentence: str
-    reasons: list[str]
+MANY = 8  # candidates, of which the best one looks better than it is
+FEW = 3  # seeds
 
 
-def check_max_drop(max_drop: float) -> None:
-    """Refuse what is not a number of accuracy points."""
-    if not 0 <= max_drop <= 100:  # also false for nan
-        raise SettingError(f"max_drop = {max_drop:g} is not allowed: points of accuracy, 0 to 100")
+@dataclass(frozen=True)
+class Advice:
+    """What to take of the candidates of one comparison."""
 
+    comparison: Comparison
+    choice: Choice | None  # None: there is nothing to choose between
+    words: Sentences
+    doubts: list[str] = field(default_factory=list)
+    next: str = ""  # the next command; empty: none
 
-def advise(rows: Sequence[Row], max_drop: float = MAX_DROP) -> Advice:
-    """The fastest n whose mean score is at most `max_drop` points below that of plain federated learning."""
-    if not rows:
-        return Advice(None, "No run is finished yet, so no n can be recommended.", [])
-    if len(rows) == 1:
-        n = rows[0]["cohorts"]
-        hint = "cpfl sweep with several --cohorts runs others."
-        return Advice(None, f"Only n = {n} has been run, so there is nothing to choose between; {hint}", _doubts(rows))
-    metric, plain = _metric(rows[0]), next((row for row in rows if row["cohorts"] == 1), None)
-    base = plain or max(rows, key=lambda row: row["student_accuracy"])
-    near = [row for row in rows if base["student_accuracy"] - row["student_accuracy"] <= max_drop]
-    best = min(near, key=lambda row: (row["hours"], row["cpu_hours"]))
-    against = "plain federated learning (n = 1)" if plain else f"n = {base['cohorts']}, the {_best(metric)} here"
-    n = best["cohorts"]
-    limit = f"{max_drop:g} point{'' if max_drop == 1 else 's'}"
-    if best is base:
-        sentence = f"Take n = {n}: no other n is faster and stays within {limit} of its {metric}."
-        cost = f"in {_hours(best)} for {_number(best['cpu_hours'])} CPU hours"
-        reasons = [f"It reaches {metric} {best['student_accuracy']:.1f} % {cost}."]
-    else:
-        sentence = (
-            f"Take n = {n}: it ends after {_hours(best)}, {_times(base, best)} {against}, and {_lost(base, best)}."
-        )
-        reasons = [
-            f"Of all n that lose at most {limit} it is the fastest.",
-            f"Training costs {_number(best['cpu_hours'])} CPU hours instead of {_number(base['cpu_hours'])}, "
-            f"and {_number(best['comm_gb'])} GB of traffic instead of {_number(base['comm_gb'])}.",
+    @property
+    def name(self) -> str | None:
+        """The candidate to take."""
+        found = self.choice.chosen if self.choice else None
+        return None if found is None else self.comparison.candidates[found].name
+
+    @property
+    def n(self) -> int | None:
+        """Its number of cohorts."""
+        found = self.choice.chosen if self.choice else None
+        return None if found is None else self.comparison.candidates[found].n
+
+    @property
+    def group(self) -> Group | None:
+        """The experiment of which one n, as it was run, is to be taken."""
+        found = self.choice.chosen if self.choice else None
+        if found is None or not self.comparison.runs or self.comparison.candidates[found].early:
+            return None
+        run = self.comparison.runs[found][0]
+        return next(one for one in self.comparison.groups if any(own is run for own in one.runs))
+
+    def text(self) -> str:
+        """Headline, evidence and the next command, for a terminal."""
+        lines = [self.words.headline, self.words.evidence, f"next: {self.next}" if self.next else ""]
+        return "\n".join(line for line in lines if line)
+
+    def tree(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        rows = self.choice.rows if self.choice else []
+        candidates = [
+            {
+                "name": row.candidate.name,
+                "n": row.candidate.n,
+                "seeds": list(row.candidate.scores),
+                "drop": row.drop,
+                "times_sooner": row.speed,
+                "hours": row.hours,
+                "cpu_hours": row.cpu_hours,
+                "gb": row.gb,
+                "verdict": verdict,
+            }
+            for row, verdict in zip(rows, self.words.verdicts, strict=True)
         ]
-    faster = [row for row in rows if row["hours"] < best["hours"]]
-    if faster:
-        other = min(faster, key=lambda row: base["student_accuracy"] - row["student_accuracy"])
-        lost = _lost(base, other, max_drop)
-        reasons.append(
-            f"n = {other['cohorts']} would be faster still ({_hours(other)}), but {lost}, more than {limit}."
+        return {
+            "label": self.comparison.label,
+            "take": self.name,
+            "n": self.n,
+            "headline": self.words.headline,
+            "detail": self.words.detail,
+            "evidence": self.words.evidence,
+            "doubts": self.doubts,
+            "next": self.next,
+            "text": self.text(),
+            "candidates": candidates,
+        }
+
+    def explorer(self) -> dict[str, Any]:
+        """What the page's explorer needs: all scores, so that a reader can move the limits."""
+        own, limits = self.comparison, self.choice.limits if self.choice else USUAL
+        facts = zip(for_script(own.candidates), own.commands, own.settings, strict=True)
+        candidates = [one | {"command": line, "settings": settings} for one, line, settings in facts]
+        return {"label": own.label, **own.measure._asdict(), "limits": list(limits), "candidates": candidates}
+
+
+def advise_runs(paths: Iterable[Path], limits: Limits = USUAL) -> list[Advice]:
+    """What to take of the runs in these run folders: one advice for every task; damaged folders are left out."""
+    return [advise(one, limits) for one in comparisons(group(read_all(paths)[0]))]
+
+
+def advise(comparison: Comparison, limits: Limits = USUAL) -> Advice:
+    """What to take of the candidates within the limits."""
+    found, measure = comparison.candidates, comparison.measure
+    if len(found) < 2:
+        headline = (
+            f"Only {found[0].name} has been run: there is nothing to compare" if found else "No run is finished yet"
         )
-    return Advice(n, sentence, reasons + _within_spread(base, best) + _doubts(rows, plain is None))
+        evidence = count(len(found[0].scores), "seed") if found else ""
+        return Advice(comparison, None, Sentences(headline, "", evidence, []), [], _others(comparison))
+    choice = decide(found, limits, measure.samples)
+    words = sentences(choice, measure)
+    return Advice(comparison, choice, words, _doubts(comparison, choice), _next(comparison, choice))
 
 
-def _within_spread(base: Row, best: Row) -> list[str]:
-    if best is base or min(base["seeds"], best["seeds"]) < 2:
-        return []
-    unsure = [
-        what
-        for what, key in ((_metric(base), "student_accuracy"), ("hours", "hours"))
-        if abs(base[key] - best[key]) < max(base[f"{key}_spread"], best[f"{key}_spread"])
+def for_script(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
+    """Candidates as page/verdict.js takes them: seeds as texts, which may exceed a number of JavaScript."""
+    return [
+        {
+            **{key: getattr(one, key) for key in ("name", "n", "early", "distilled", "cut_off")},
+            "seeds": [str(seed) for seed in one.scores],
+            "scores": [list(score) for score in one.scores.values()],
+        }
+        for one in candidates
     ]
-    sentence = f"The difference in {' and '.join(unsure)} is smaller than the spread over seeds: run more seeds."
-    return [sentence] if unsure else []
 
 
-def _doubts(rows: Sequence[Row], without_plain: bool = False) -> list[str]:
-    doubts = []
-    if without_plain:
+def check_limits(limits: Limits) -> None:
+    """Refuse what is no limit."""
+    if not 0 <= limits.max_drop <= 100:  # also false for nan
+        raise SettingError(f"max_drop = {limits.max_drop:g} is not allowed: points of accuracy, 0 to 100")
+    for key, value in zip(limits._fields[1:], limits[1:], strict=True):
+        if value is not None and not 0 < value < float("inf"):
+            raise SettingError(f"{key} = {value:g} is not allowed: a number above 0")
+
+
+def _doubts(comparison: Comparison, choice: Choice) -> list[str]:
+    found, reference = comparison.candidates, comparison.candidates[choice.reference]
+    whole, doubts = [one for one in found if not one.early], []
+    if reference.n != 1:
         doubts.append(
-            f"There is no finished run with n = 1, so drops are measured against the {_best(_metric(rows[0]))} n."
+            f"There is no finished run with n = 1: all are compared with {reference.name}, the best in "
+            f"{comparison.measure.metric}."
         )
-    if single := ", ".join(str(row["cohorts"]) for row in rows if row["seeds"] == 1):
-        doubts.append(f"One seed only for n = {single}: hours depend on one slow device, so run more seeds.")
-    if cut_off := ", ".join(str(row["cohorts"]) for row in rows if row["cut_off"]):
-        doubts.append(f"max_rounds stopped cohorts before they had converged at n = {cut_off}.")
+    if single := [one.name for one in whole if len(one.scores) == 1]:
+        doubts.append(f"One seed only for {_listed(single)}: hours depend on one slow device, so run more seeds.")
+    if apart := [row.candidate.name for row in choice.rows if not row.paired]:
+        doubts.append(f"No seed in common with {reference.name}: {_listed(apart)}; only means are compared.")
+    if cut_off := [one.name for one in whole if one.cut_off]:
+        doubts.append(f"max_rounds stopped cohorts before they had converged: {_listed(cut_off)}.")
+    if len(found) > MANY:
+        doubts.append(
+            f"{len(found)} candidates were compared on one test set: the best of them looks better than it is."
+        )
     return doubts
 
 
-def _number(value: float) -> str:
-    """Three digits, and no powers of ten."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _hours(row: Row) -> str:
-    return f"{_number(row['hours'])} h"
+def _next(comparison: Comparison, choice: Choice) -> str:
+    """What would make the answer surer, or use it."""
+    found, runs = comparison.candidates, comparison.runs
+    if not runs:
+        return "" if choice.chosen is None else comparison.commands[choice.chosen]
+    if found[choice.reference].n != 1:
+        seeds = sorted(found[choice.reference].scores)
+        return _sweep(runs[choice.reference][0], [1], seeds)
+    if choice.lost is not None:
+        run = runs[choice.lost][0]
+        epochs = 2 * run.experiment.distillation.epochs
+        return command_on("distill", run, "--set", f"distillation.epochs={epochs}")
+    shown = choice.chosen if choice.near is None else choice.near
+    if shown is None:
+        return ""
+    row, most = choice.rows[shown], max(seed for one in found for seed in one.scores)
+    mixed = any(speed < 1 for speed in row.speeds) and row.speed > 1
+    if len(row.candidate.scores) < FEW or shown == choice.near or mixed:
+        every = {one.n for one in found}
+        numbers = sorted(every if shown == choice.reference else {1, row.candidate.n})
+        pair = (runs[shown][0], runs[choice.reference][0])
+        if any(all(any(run is own for own in one.runs) for run in pair) for one in comparison.groups):
+            return _sweep(runs[shown][0], numbers, [most + 1, most + 2, most + 3])
+        return command("run", runs[shown][0], ("seed",), "--set", f"seed={most + 1}")
+    return comparison.commands[shown] if row.candidate.early else command_on("export", runs[shown][0])
 
 
-def _times(base: Row, best: Row) -> str:
-    if not best["hours"]:
-        return "at once, unlike"
-    times = base["hours"] / best["hours"]
-    return f"{times:.1f} times faster than" if times >= NOTABLE else "hardly sooner than"
+def _others(comparison: Comparison) -> str:
+    """A sweep over other n, where only one was run."""
+    runs = comparison.runs[0] if comparison.runs else []
+    if not runs:
+        return ""
+    n, clients = runs[0].n, runs[0].experiment.clients
+    numbers = sorted({1, max(1, n // 2), n, min(2 * n, clients), min(4 * n, clients)})
+    first = min(run.experiment.seed for run in runs)
+    return _sweep(runs[0], numbers, [first, first + 1, first + 2])
 
 
-def _lost(base: Row, row: Row, limit: float = math.inf) -> str:
-    """The drop in words, with one more digit where it would round to the limit that it exceeds."""
-    lost = base["student_accuracy"] - row["student_accuracy"]
-    digits = 2 if f"{lost:.1f}" == f"{limit:.1f}" else 1
-    values = f"({row['student_accuracy']:.{digits}f} % instead of {base['student_accuracy']:.{digits}f} %)"
-    way = "loses" if lost > 0 else "gains"
-    return f"{way} {abs(lost):.{digits}f} points of {_metric(row)} {values}"
-
-
-def _metric(row: Row) -> str:
-    return str(row.get("metric", "accuracy"))
-
-
-def _best(metric: str) -> str:
-    return "most accurate" if metric.startswith("accuracy") else "best"
+def _sweep(run: RunFacts, numbers: Sequence[int], seeds: Sequence[int]) -> str:
+    over = ("--cohorts", ",".join(map(str, numbers)), "--seeds", ",".join(map(str, seeds)))
+    return command("sweep", run, ("cohorts", "seed"), *over)

@@ -14,7 +14,7 @@ WHOLE = "all"
 HEADING: Spec = {"fontSize": 12, "fontWeight": "normal"}
 NAMED = 20  # cohorts that still have space for their number below the bar
 COLOURED = 20  # classes that still get a colour and a name each
-TINTS = ("#80B8D8", "#F2CF80", "#80CEB9", "#E6BCD3", "#AADAF4", "#EAAE80", "#C6C6C6", "#DCD68E")  # PALETTE, half white
+TINTS = ("#94BCDB", "#E3AC85", "#88BFB1", "#D7A8CD", "#C4B496", "#AEB5E7", "#8FC3C9", "#BEBF89")  # PALETTE, half white
 
 
 def picture(views: Sequence[Row], title: str, classes: Sequence[str]) -> Spec:
@@ -60,11 +60,11 @@ def _rounds(name: str, order: Sequence[str], without_slowest: bool) -> Spec:
     """Hours of a round; with a line for the slowest client, where some rounds run without it."""
     axes, tooltip = style.channels("assignment-rounds")
     base = axes | tooltip | {"x": _cohorts(order, title="cohort", labels=True)}
-    bars = mark("bar", base, data=name, color=style.BLUE)
+    bars = mark("bar", base, data=name, color=PALETTE[0])
     size = {"width": style.WIDTH, "height": 90}
     if not without_slowest:
         return bars | size
-    ticks = mark("tick", base | {"y": field("slowest_hours:Q")}, data=name, color=style.ORANGE, thickness=2)
+    ticks = mark("tick", base | {"y": field("slowest_hours:Q")}, data=name, color=PALETTE[1], thickness=2)
     title = HEADING | {"text": "expected; the line: when its slowest client takes part"}
     return {"layer": [bars, ticks], "title": title, **size}
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cpfl.report import style
-from cpfl.report.style import BLUE, GREEN, GREY, ORANGE, PALETTE, Row, Spec, field, mark
+from cpfl.report.style import GREY, PALETTE, Row, Spec, field, mark
 
 TERMS = {
     "risk": "risk on the clients' samples",
@@ -24,7 +24,7 @@ def bound_figure(rows: Sequence[Row]) -> Spec:
     ]
     points = [{"n": row["n"], "of": name, "value": row[key]} for row in rows for key, name in RISKS.items()]
     axes, tooltip = style.channels("bound")
-    colour = style.colour_of("term", list(TERMS.values()), (BLUE, ORANGE, GREEN, PALETTE[4]))
+    colour = style.colour_of("term", list(TERMS.values()), PALETTE)
     marks = field("of:N", title="measured risk", scale={"domain": list(RISKS.values()), "range": ["diamond", "circle"]})
     shown = {"tooltip": style.tips(n="", of=["of", ""], value=["risk", ".3f"])}
     layers = [

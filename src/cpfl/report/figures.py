@@ -9,15 +9,19 @@ from cpfl.report import style
 from cpfl.report.cohort_figures import short
 from cpfl.report.groups import Group
 from cpfl.report.reading import RunFacts
-from cpfl.report.style import BLUE, GREEN, GREY, Row, Rows, Spec, field, mark, only
-from cpfl.report.tables import by_cohorts
+from cpfl.report.style import GREY, Row, Rows, Spec, field, mark, only
+from cpfl.report.tables import by_cohorts, deviation
 
 AGAINST = [name for name in style.FIGURES if name.endswith("-against-n")]
+PLAIN = "n = 1"
+STAGES = {"teachers": "teacher_accuracy_mean", "ensemble": "ensemble_accuracy", "student": "student_accuracy"}
+LINKS = {"client_gb": "clients to their server", "global_gb": "cohort servers to the global one"}
+DEADLINE = ({"calculate": "deadline", "as": "deadline"}, only("datum.deadline > 0"))
 HOLLOW: Spec = {"shape": "diamond", "size": 90, "strokeWidth": 2}
 
 
 def trade_off(summaries: Iterable[Row], published: Sequence[Row] = (), recommended: int | None = None) -> Spec:
-    """Accuracy against virtual hours: a point for every n, CPU hours as its size, the Pareto front drawn."""
+    """Accuracy against virtual hours: a point for every n, CPU hours as its size, the Pareto front in steps."""
     means = sorted(by_cohorts(summaries), key=lambda row: row["hours"])
     points = [
         {
@@ -42,14 +46,17 @@ def trade_off(summaries: Iterable[Row], published: Sequence[Row] = (), recommend
     base, tooltip = style.channels("trade-off", metric)
     label = {"text": field("label:N")}
     costs = sorted({float(f"{end(point['cpu_hours'] for point in points):.2g}") for end in (min, max)})
-    size = field("cpu_hours:Q", title="CPU hours", scale={"range": [60, 700]}, legend={"values": costs})
+    legend = {"values": costs, "symbolFillColor": GREY, "symbolStrokeColor": GREY, "symbolOpacity": 1}
+    size = field("cpu_hours:Q", title="CPU hours", scale={"range": [60, 700]}, legend=legend)
+    colour = {"color": style.colour_n([row["cohorts"] for row in sorted(means, key=lambda row: row["cohorts"])])}
+    colour["color"]["legend"] = None
     hours = {"x": field("hours_low:Q"), "x2": {"field": "hours_high"}}
     accuracies = {"y": field("accuracy_low:Q"), "y2": {"field": "accuracy_high"}}
     layers = [
-        mark("line", base, data="front", color=GREEN, strokeDash=[6, 4], strokeWidth=2),
-        mark("rule", base | hours, color=BLUE, opacity=0.5),
-        mark("rule", base | accuracies, color=BLUE, opacity=0.5),
-        mark("circle", base | tooltip | {"size": size}, color=BLUE, opacity=0.9),
+        mark("line", base, data="front", color=GREY, strokeDash=[6, 4], strokeWidth=2, interpolate="step-after"),
+        mark("rule", base | hours | colour),
+        mark("rule", base | accuracies | colour),
+        mark("circle", base | tooltip | colour | {"size": size}, opacity=1),
         *(
             mark("text", base | label, only(f"datum.rank % 2 == {odd}"), dy=dy, fontWeight="bold")
             for odd, dy in enumerate((-22, 24)[: len(points)])  # neighbours would cover each other's names
@@ -87,13 +94,13 @@ def against_n(name: str, series: Mapping[str, Sequence[Row]], published: Mapping
             points += [
                 {**fields, "n": row["cohorts"], "value": row[key], **_ends(row, key)}
                 for row in rows
-                if kind != "teachers" or row["cohorts"] > 1  # the model of n = 1 is the result, not a teacher
+                if row[key] is not None and (kind != "teachers" or row["cohorts"] > 1)  # n = 1 has no teacher
             ]
             beside = (row for row in published.get(label, ()) if printed in row)
             paper += [{**fields, "n": row["n"], "value": row[printed]} for row in beside]
     numbers = sorted({point["n"] for point in points + paper})
     several, scores = len(series) > 1, len(keys) > 1  # of student and teachers; the other measures are costs, from 0
-    colour = style.colour_of("experiment", list(series)) if several else {"value": BLUE}
+    colour = style.colour_of("experiment", list(series)) if several else {"value": GREY}
     x = field(
         "n:Q",
         title="n, the number of cohorts",
@@ -102,11 +109,11 @@ def against_n(name: str, series: Mapping[str, Sequence[Row]], published: Mapping
     )
     y = field("value:Q", title=axis, scale={"zero": False, "padding": 12} if scores else {"zero": True})
     base = {"x": x, "y": y, "color": colour, "detail": field("model:N")}
-    dash = field("model:N", title=None, scale={"domain": list(keys), "range": [[1, 0], [4, 3]]})
+    dash = field("model:N", title=None, scale={"domain": list(keys), "range": [[1, 0], [4, 3], [1, 3]][: len(keys)]})
     tooltip = {"tooltip": style.tips(experiment="", model=("of", ""), n="", value=(axis, ".4~g"))}
     layers = [
         mark("line", base | ({"strokeDash": dash} if scores else {}), strokeWidth=2),
-        mark("rule", base | {"y": field("low:Q"), "y2": {"field": "high"}}, strokeWidth=2, opacity=0.6),
+        mark("rule", base | {"y": field("low:Q"), "y2": {"field": "high"}}, strokeWidth=1),
         mark("circle", base | tooltip, size=60, opacity=1),
     ]
     if paper:
@@ -156,24 +163,100 @@ def budget_rows(group: Group) -> Rows:
 
 
 def earlier(
-    name: str, rows: Rows, numbers: Iterable[int], published: Iterable[Row] = (), metric: str = style.ACCURACY
+    name: str,
+    rows: Rows,
+    numbers: Iterable[int],
+    published: Iterable[Row] = (),
+    metric: str = style.ACCURACY,
+    stops: Iterable[Row] = (),
 ) -> Spec:
-    """Accuracy or hours of students that were distilled earlier: a curve for every n over the quorum or the hours."""
+    """Accuracy or hours of students that were distilled earlier: steps for every n over the quorum or the hours.
+
+    The figure over hours has a square at every quorum of `stops`, and a deadline that a reader can drag.
+    """
     paper = [{"n": row["n"], "hours": row["hours"], "accuracy": row["student"]} for row in published]
     every = sorted({*numbers, *(row["n"] for row in paper)})
     axes, tooltip = style.channels(name, metric)
     if axes["x"]["field"] == "quorum":
         axes["x"]["axis"] = {"values": sorted({row["quorum"] for row in rows})}
-    base, key, axis = axes | {"color": style.colour_n(every)}, axes["y"]["field"], axes["y"]["title"]
+    shown = {row["n"] for row in [*rows, *paper]}
+    base, key, axis = axes | {"color": style.colour_n(every, shown)}, axes["y"]["field"], axes["y"]["title"]
     layers = [
-        mark("line", base, strokeWidth=2),
-        mark("rule", base | {"y": field(f"{key}_low:Q"), "y2": {"field": f"{key}_high"}}, opacity=0.6),
+        mark("line", base, strokeWidth=2, interpolate="step-after"),
+        mark("rule", base | {"y": field(f"{key}_low:Q"), "y2": {"field": f"{key}_high"}}, strokeWidth=1),
         mark("circle", base | tooltip, size=50, opacity=1),
     ]
     if paper:
         layers.append(mark("point", base | tooltip, data="paper", **HOLLOW))
+    extra: dict[str, Any] = {"paper": paper}
+    if name == "time-budget":
+        tips = {"tooltip": style.tips(n="", quorum=["at", ""], hours=".2f", accuracy=[axis, ".4~g"])}
+        layers += [
+            mark("point", base | tips, data="stops", filled=True, size=70, shape="square", opacity=1),
+            mark("rule", {"x": field("deadline:Q")}, *DEADLINE, data="line", color=GREY, strokeWidth=2),
+        ]
+        extra |= {"stops": list(stops), "line": [{}]}
+    params = [{"name": "deadline", "value": 0}] if name == "time-budget" else []
     description = f"{axis}, for n = {', '.join(map(str, every))}"
-    return style.chart(description, *layers, height=280, points=rows, paper=paper)
+    return style.chart(description, *layers, height=280, params=params, rows=rows, **extra)
+
+
+def lost(rows: Iterable[Row], numbers: Sequence[int], metric: str) -> Spec:
+    """Where accuracy is lost: from plain federated learning to teachers, ensemble and student, a colour for every n."""
+    found = sorted(rows, key=lambda row: row["cohorts"])
+    plain = next((row for row in found if row["cohorts"] == 1), None)
+    points = []
+    for row in (row for row in found if row["cohorts"] > 1):
+        stages = [*([(f"{PLAIN}", plain, "student_accuracy")] if plain else [])]
+        stages += [(stage, row, key) for stage, key in STAGES.items()]
+        points += [
+            {"n": row["cohorts"], "stage": stage, "accuracy": short(of[key]), **_ends(of, key)}
+            for stage, of, key in stages
+        ]
+    axes, tooltip = style.channels("lost", metric)
+    axes["x"] |= {"sort": [PLAIN, *STAGES], "axis": {"labelAngle": 0, "grid": False}}
+    base = axes | {"color": style.colour_n(numbers, {point["n"] for point in points})}
+    layers = [
+        mark("line", base, strokeWidth=2, strokeDash=[2, 3]),
+        mark("rule", base | {"y": field("low:Q"), "y2": {"field": "high"}}, strokeWidth=1),
+        mark("circle", base | tooltip, size=70, opacity=1),
+    ]
+    return style.chart(f"{metric} of teachers, ensemble and student", *layers, height=280, stages=points)
+
+
+def stop_rows(group: Group) -> Rows:
+    """Where runs stopped, and where a quorum of their cohorts had: mean hours and accuracy over seeds."""
+    rows = []
+    for row in quorum_rows(group):
+        text = "all stopped" if row["quorum"] == 100 else f"quorum {row['quorum']:g} %"
+        rows.append({"n": row["n"], "quorum": text, "hours": row["hours"], "accuracy": row["accuracy"]})
+    plain = [run.students[0] for run in group.runs if run.n == 1 and run.summary]
+    if plain:
+        hours, accuracy = (statistics.fmean(getattr(s, key) for s in plain) for key in ("hours", "accuracy"))
+        rows.append({"n": 1, "quorum": "stopped", "hours": short(hours), "accuracy": short(accuracy)})
+    return rows
+
+
+def links(rows: Iterable[Row]) -> Spec:
+    """Traffic by link: between clients and their servers, and between those and the global one, drawn apart."""
+    points = [
+        {"n": row["cohorts"], "link": link, "gb": short(row[key])}
+        for row in rows
+        for key, link in LINKS.items()
+        if row[key] is not None
+    ]
+    axes, tooltip = style.channels("traffic-by-link")
+    scale = {"type": "log", "nice": False} if all(point["gb"] > 0 for point in points) else {"zero": True}
+    axes["y"]["scale"] = scale
+    axes["y"]["axis"]["grid"] = False
+    shape = field("link:N", title=None, scale={"domain": list(LINKS.values()), "range": ["circle", "square"]})
+    shape["legend"] = {"columns": 1, "labelLimit": 300}
+    base = axes | {"shape": shape}
+    layers = [
+        mark("line", axes | {"detail": field("link:N")}, color=GREY, strokeDash=[2, 3]),
+        mark("point", base | tooltip, color=GREY, filled=True, size=70, opacity=1),
+    ]
+    return style.chart("GB between clients and servers, and between servers", *layers, height=260, links=points)
 
 
 def _accuracy_at(run: RunFacts, moment: float) -> float | None:
@@ -183,11 +266,11 @@ def _accuracy_at(run: RunFacts, moment: float) -> float | None:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    mean, deviation = statistics.fmean(values), statistics.pstdev(values)
-    return {name: short(mean), f"{name}_low": short(mean - deviation), f"{name}_high": short(mean + deviation)}
+    mean, spread = statistics.fmean(values), deviation(values)
+    return {name: short(mean), f"{name}_low": short(mean - spread), f"{name}_high": short(mean + spread)}
 
 
 def _ends(row: Row, key: str, prefix: str = "") -> dict[str, float]:
     """One standard deviation below and above the mean."""
-    deviation = row[f"{key}_spread"]
-    return {f"{prefix}low": row[key] - deviation, f"{prefix}high": row[key] + deviation}
+    spread = row[f"{key}_spread"]
+    return {f"{prefix}low": row[key] - spread, f"{prefix}high": row[key] + spread}

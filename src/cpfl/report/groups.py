@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from cpfl.settings import Experiment, effects
 
 # A group varies n and seed; the other two change what is stored, not the results.
 VARIED = ("cohorts", "seed", "snapshots", "checkpoint_seconds")
+DRAWN = 5  # seeds of every n, from which the page's selector chooses
 LONG = 4  # differing settings that fit into a label
 SIGNS = {"data.alpha": "α", "clients": "M"}
 
@@ -65,8 +66,8 @@ class Group:
 
     @property
     def first_seeds(self) -> list[RunFacts]:
-        """One run of every n: the paper, too, draws curves of one seed."""
-        return [self.runs_of(n)[0] for n in self.numbers]
+        """The runs whose rounds are drawn: a few of every n, lowest seed first."""
+        return [run for n in self.numbers for run in self.runs_of(n)[:DRAWN]]
 
 
 def group(runs: Iterable[RunFacts]) -> list[Group]:
@@ -96,11 +97,32 @@ def _key(experiment: Experiment, max_rounds: int) -> str:
     return json.dumps(fixed | {"max_rounds": max_rounds}, sort_keys=True)
 
 
+def differing(groups: Sequence[Group]) -> list[list[str]]:
+    """What sets each of several experiments apart: its own name, else settings that differ from the main experiment's.
+
+    The main one is that with n = 1 and most runs; nothing is said of it.
+    """
+    names = [one.runs[0].experiment.name for one in groups]
+    if len(set(names)) == len(names) > 1:
+        return [[name] for name in names]
+    main = max(groups, key=lambda one: (1 in one.numbers, len(one.runs)))
+    usual, found = effects.flat(main.runs[0].experiment), list[list[str]]()
+    for one in groups:
+        own = effects.flat(one.runs[0].experiment)
+        keys = [key for key in own if key not in (*VARIED, "precision") and own[key] != usual[key]]
+        texts = [_setting(key, own[key]) for key in keys[:LONG]] + ["…"] * (len(keys) > LONG)
+        found.append(texts if texts not in found else [*texts, f"({len(found) + 1})"])
+    return found
+
+
 def _label(own: Mapping[str, Any], others: list[dict[str, Any]]) -> str:
     keys = sorted({key for other in others for key in own.keys() | other.keys() if own.get(key) != other.get(key)})
-    values = ((key, own.get(key)) for key in keys[:LONG])
-    texts = [f"{SIGNS.get(key, key)} = {f'{v:g}' if isinstance(v, float) else v}" for key, v in values]
+    texts = [_setting(key, own.get(key)) for key in keys[:LONG]]
     return ", ".join([str(own["name"]), *texts, *(["…"] if len(keys) > LONG else [])])
+
+
+def _setting(key: str, value: Any) -> str:
+    return f"{SIGNS.get(key, key)} = {f'{value:g}' if isinstance(value, float) else value}"
 
 
 def _natural(group: Group) -> list[tuple[float, str]]:

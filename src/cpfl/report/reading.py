@@ -43,6 +43,9 @@ class Student(NamedTuple):
     hours: float
     at: float | None  # virtual hours of the snapshots; None: not limited
     quorum: float
+    cpu_hours: float
+    gb: float
+    ensemble: float
 
 
 class CohortHistory:
@@ -170,6 +173,15 @@ class RunFacts:
         return lines
 
     @cached_property
+    def meetings(self) -> list[float]:
+        """The virtual hours at which the cohorts of a finished run met."""
+        path = self.folder.meetings()
+        lines = records.read_sealed(path, self.folder.identity) if self.summary else []
+        if not all(_finite(line.get("clock")) for line in lines):
+            raise DamagedError(f"{path} is damaged: a line is not that of a meeting")
+        return [line["clock"] / 3600 for line in lines]
+
+    @cached_property
     def students(self) -> list[Student]:
         """The run's own student, then later ones that differ only in when they were distilled."""
         if self.summary is None:
@@ -182,7 +194,15 @@ class RunFacts:
             if settings and own | {key: settings[key] for key in ("at", "quorum")} == settings:
                 found.append((summary, settings))
         return [
-            Student(s["student_accuracy"], s["hours"], hours(d["at"]) if d["at"] else None, d["quorum"])
+            Student(
+                s["student_accuracy"],
+                s["hours"],
+                hours(d["at"]) if d["at"] else None,
+                d["quorum"],
+                s["cpu_hours"],
+                s["comm_gb"],
+                s["ensemble_accuracy"],
+            )
             for s, d in found
         ]
 

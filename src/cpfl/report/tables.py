@@ -12,11 +12,13 @@ from rich.text import Text
 from cpfl.errors import printable
 from cpfl.report.reading import READ_ERRORS, damage, read
 from cpfl.report.style import ACCURACY, FIGURES, Row
+from cpfl.report.verdict import typical
 from cpfl.runs.finding import find_runs
 
 WIDE = 108  # characters of a terminal that shows every column
 WASTED = "wasted_cpu_hours"
-BY_LINK = "global_gb"  # of the traffic; older runs do not have it
+LINKS = ("client_gb", "global_gb")  # of the traffic
+BY_LINK = "global_gb"
 ACCURACIES = ("teacher_accuracy_mean", "teacher_accuracy_std", "ensemble_accuracy", "student_accuracy")
 MEASURES = (*ACCURACIES, "hours", "cpu_hours", "comm_gb", "rounds")
 LISTED = ("path", "name", "cohorts", "clients", "seed", "state", "rounds", "hours", "student_accuracy", "metric")
@@ -39,7 +41,7 @@ TERMINAL = (*NARROW[:2], "ensemble_accuracy", *NARROW[2:5], "comm_gb", "rounds",
 
 
 def by_cohorts(summaries: Iterable[Row]) -> list[dict[str, Any]]:
-    """Mean and spread over seeds for every n, and the speed-up of the mean hours and CPU hours against n = 1."""
+    """Mean and spread over seeds for every n, and how many times sooner and cheaper than n = 1 it is."""
     rows, given = [], list(summaries)
     for n in sorted({summary["cohorts"] for summary in given}):
         group = [summary for summary in given if summary["cohorts"] == n]
@@ -47,16 +49,33 @@ def by_cohorts(summaries: Iterable[Row]) -> list[dict[str, Any]]:
         row["metric"] = group[0].get("metric", ACCURACY)
         for key in MEASURES:
             values = [summary[key] for summary in group]
-            row |= {key: statistics.fmean(values), f"{key}_spread": statistics.pstdev(values)}
-        between = [summary[BY_LINK] for summary in group if summary.get(BY_LINK) is not None]
-        row[BY_LINK] = statistics.fmean(between) if len(between) == len(group) else None
+            row |= {key: statistics.fmean(values), f"{key}_spread": deviation(values)}
+        for key in LINKS:
+            values = [summary[key] for summary in group if summary.get(key) is not None]
+            known = len(values) == len(group)  # older runs do not have it
+            row |= {key: statistics.fmean(values), f"{key}_spread": deviation(values)} if known else {key: None}
         row[WASTED] = statistics.fmean(summary.get(WASTED, 0.0) for summary in group)
         rows.append(row)
-    base = next((row for row in rows if row["cohorts"] == 1), None)
+    plain = [summary for summary in given if summary["cohorts"] == 1]
     for row in rows:
+        own = [summary for summary in given if summary["cohorts"] == row["cohorts"]]
         for ratio, key in (("speed_up", "hours"), ("cpu_saving", "cpu_hours")):
-            row[ratio] = base[key] / row[key] if base and row[key] else None
+            row[ratio] = _times(plain, own, key)
     return rows
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation; of a single value 0."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _times(plain: Sequence[Row], own: Sequence[Row], key: str) -> float | None:
+    """How many times less than n = 1: seed by seed, and of these the geometric mean; else of the means."""
+    base = {row["seed"]: row[key] for row in plain}
+    pairs = [(base[row["seed"]], row[key]) for row in own if row["seed"] in base]
+    if plain and not pairs:
+        pairs = [tuple(statistics.fmean(row[key] for row in rows) for rows in (plain, own))]  # type: ignore[list-item]
+    return typical([one / other for one, other in pairs]) if pairs and all(min(pair) > 0 for pair in pairs) else None
 
 
 def trade_off(summaries: Iterable[Row], width: int) -> Table:
@@ -73,7 +92,7 @@ def trade_off(summaries: Iterable[Row], width: int) -> Table:
         table.add_row(*(_text(row, column, spread) for column, spread in zip(columns, spreads, strict=True)))
     table.caption = f"%: {rows[0]['metric']}; hours are virtual"
     if several > 1:
-        table.caption += f"; mean {'± standard deviation ' if spread_fits else ''}over {several} seeds"
+        table.caption += f"; mean {'± sample standard deviation ' if spread_fits else ''}over {several} seeds"
     return table
 
 
@@ -85,11 +104,10 @@ def cells(rows: Sequence[Row], published: Iterable[Row]) -> dict[str, Any]:
     for row in rows:
         own = {**row, "gain": row["student_accuracy"] - row["teacher_accuracy_mean"]}
         if row["cohorts"] == 1:  # its model is the result: there is no teacher and no distillation
-            own |= dict.fromkeys(("gain", "teacher_accuracy_mean", "ensemble_accuracy"))
+            own |= dict.fromkeys(("gain", "teacher_accuracy_mean", "teacher_accuracy_std", "ensemble_accuracy"))
         paper, line = printed.get(row["cohorts"], {}), []
         for column in columns:
-            several = row["seeds"] > 1 or column.spread == "teacher_accuracy_std"
-            text = _text(own, column, column.spread if several else "")
+            text = _text(own, column, column.spread if row["seeds"] > 1 else "")
             line.append({"text": text, "paper": _printed(paper, column.published)})
         body.append(line)
     return {"head": [column.head for column in columns], "rows": body}

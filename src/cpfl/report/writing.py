@@ -14,17 +14,19 @@ from subprocess import DEVNULL, PIPE, run
 from typing import Any, NamedTuple
 
 import jinja2
-import vl_convert
 
 from cpfl.errors import RunFolderError
 from cpfl.report import style
-from cpfl.report.advice import MAX_DROP, check_max_drop
+from cpfl.report.advice import check_limits
 from cpfl.report.content import Tree, all_figures, content
+from cpfl.report.tuned import split
+from cpfl.report.verdict import Limits
 from cpfl.runs import files
 from cpfl.runs.finding import find_runs
 from cpfl.user_files import expanded
 
 FIGURES = "figures"
+SCRIPTS = ("verdict", "copying", "explorer", "compare", "page")  # in page/, each uses those before it
 # For a second process: Vega's script takes more than a second to make, and the engine that makes it stays in memory.
 VEGA = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
 DRAWN = re.compile(r'<div class="picture" data-figure="([\w.-]+)"')  # in a page: the names of its figures
@@ -43,7 +45,7 @@ _templates = jinja2.Environment(
 def vega() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, made once in a process."""
     made = run([sys.executable, "-c", VEGA], stdout=PIPE, stderr=DEVNULL, encoding="utf-8", check=False)
-    return made.stdout or vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub has no defaults
+    return made.stdout or str(style.converter().javascript_bundle())
 
 
 class Written(NamedTuple):
@@ -54,7 +56,14 @@ class Written(NamedTuple):
     content: Tree
 
 
-def report(*folders: str | Path, out: str | Path | None = None, max_drop: float = MAX_DROP) -> Written:
+def report(
+    *folders: str | Path,
+    out: str | Path | None = None,
+    max_drop: float = 2.0,
+    max_hours: float | None = None,
+    max_cpu_hours: float | None = None,
+    max_gb: float | None = None,
+) -> Written:
     """Write report.html and figures/ over all runs in these folders.
 
     Parameters
@@ -65,17 +74,21 @@ def report(*folders: str | Path, out: str | Path | None = None, max_drop: float 
         Where to write; else the first folder.
     max_drop
         Points of accuracy that the recommended n may lose against plain federated learning (n = 1).
+    max_hours, max_cpu_hours, max_gb
+        What it may take at most: virtual hours until its slowest seed ends, CPU hours of all clients, traffic.
     """
-    check_max_drop(max_drop)
+    limits = Limits(max_drop, max_hours, max_cpu_hours, max_gb)
+    check_limits(limits)
+    style.converter()  # first: where it is missing, nothing is written
     wanted = [expanded(Path(folder), "the folder") for folder in folders]
-    paths = runs_in(wanted)
+    tunes, paths = split(wanted, runs_in(wanted))
     where = expanded(Path(out), "out") if out is not None else wanted[0]
     with files.explained(where):
         (where / FIGURES).mkdir(parents=True, exist_ok=True)
     style.check_open_files()
     with ThreadPoolExecutor(1) as other:
         other.submit(vega)  # while this thread reads the runs
-        tree = content(paths, max_drop)
+        tree = content(paths, limits, tunes)
         drawn = style.save_all({figure["id"]: figure["spec"] for figure in all_figures(tree)}, where / FIGURES)
     _remove_old(where, {path.name for path in drawn})
     page = where / "report.html"
@@ -111,14 +124,13 @@ def render(tree: Tree, *, refresh: str = "", folder: str = "") -> str:
     folder
         The folder of the figures, to link them.
     """
-    parts = ("page", "live") if refresh else ("page",)
-    scripts, styles = (
-        [_pages.joinpath(f"{part}.{kind}").read_text("utf-8") for part in parts] for kind in ("js", "css")
-    )
-    scripts = [vega(), *scripts]
+    live = ("live",) if refresh else ()
+    scripts = [vega(), *(_pages.joinpath(f"{name}.js").read_text("utf-8") for name in (*SCRIPTS, *live))]
+    styles = [_pages.joinpath(f"{name}.css").read_text("utf-8") for name in ("page", *live)]
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     update = fresh(tree, folder)
-    figures = json.dumps(update["figures"], allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    drawn = {key: update[key] for key in ("figures", "explorers")}
+    figures = json.dumps(drawn, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return _templates.get_template("page.html").render(
         tree=tree,
         body=update["body"],
@@ -141,4 +153,4 @@ def fresh(tree: Tree, folder: str = "") -> dict[str, Any]:
         for figure in all_figures(tree)
     }
     body = _templates.get_template("body.html").render(tree=tree, files=folder, formats=list(style.CONVERT))
-    return {"body": body, "figures": figures}
+    return {"body": body, "figures": figures, "explorers": tree["explorers"]}

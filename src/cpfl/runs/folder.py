@@ -278,9 +278,9 @@ class RunFolder:
         """Records of all cohorts together, by what they are of."""
         return {"evaluations": self.evaluations(), "meetings": self.meetings()}
 
-    def meeting_model(self, number: int) -> Path:
-        """The model that cohorts continued from after a meeting."""
-        return self.model(f"meeting-{number:04d}")
+    def meeting_model(self, number: int, cohort: int | None = None) -> Path:
+        """The model that cohorts continued from after a meeting; of a `cohort` that trains a model of its own, that."""
+        return self.model(f"meeting-{number:04d}" + ("" if cohort is None else f"-cohort-{cohort:04d}"))
 
     def model(self, name: str) -> Path:
         """start, global, or a cohort's teacher."""

@@ -42,6 +42,7 @@ class Teachers:
     costs: dict[str, Any]  # of the whole run, for its summary
     accounts: list[dict[str, Any]]  # the same by cohort
     load: Callable[[Path], State] = load_state  # from a file
+    clients: list[list[int]] | None = None  # of every cohort of the run by then; None: they were never drawn anew
     work: Sequence[int] = ()  # samples that each cohort has trained on since its last meeting
 
     def states(self) -> Iterator[State]:
@@ -75,7 +76,7 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
         if stop <= moment + ROUNDING:
             chosen[cohort] = files.on_host(sessions[cohort].teacher()) if sessions else folder.teacher(cohort)
         elif settings.unfinished == "latest":
-            chosen[cohort] = _latest(folder, cohort, lines[cohort], meetings, moment)
+            chosen[cohort] = latest_model(folder, cohort, lines[cohort], meetings, moment)
     if not chosen:
         raise RunFolderError(f"no cohort had stopped at {moment / 3600:.2f} h, and distillation.unfinished = 'drop'")
     spent_by_cohort = [[r for r in line if r["clock"] <= moment + ROUNDING] for line in lines]
@@ -121,8 +122,15 @@ def select_teachers(folder: RunFolder, settings: Distillation, sessions: Sequenc
             for cohort, own, stop in ((i, spent_by_cohort[i], stops[i]) for i in chosen)
         ],
         work=[work[cohort] for cohort in chosen],
+        clients=_drawn_anew(about["cohorts"], met),
         load=lambda path: folder.load(path)[0],
     )
+
+
+def _drawn_anew(cohorts: list[list[int]], meetings: Lines) -> list[list[int]] | None:
+    """The clients of every cohort after these meetings; None: nobody has changed the cohort."""
+    drawn = dict(pair for one in meetings for pair in zip(one["cohorts"], one.get("clients") or (), strict=False))
+    return [drawn.get(cohort, own) for cohort, own in enumerate(cohorts)] if drawn else None
 
 
 def _records(folder: RunFolder, cohort: int) -> tuple[list[dict[str, Any]], bool]:
@@ -158,8 +166,12 @@ def _stopped(cohort: int, lines: Lines, evaluations: Lines, meetings: Lines) -> 
     if not (lines and lines[-1]["stop"]):
         return math.inf
     last = lines[-1]
-    waited = [e["clock"] for e in evaluations if e["round"] == last["round"] and cohort in e["cohorts"]]
-    waited += [m["clock"] for m in meetings if (cohort, last["round"]) in zip(m["cohorts"], m["rounds"], strict=True)]
+    waited = [
+        one["clock"]
+        for one in [*evaluations, *meetings]
+        if (cohort, last["round"])
+        in zip(one["cohorts"], one.get("rounds") or [one["round"]] * len(one["cohorts"]), strict=True)
+    ]
     return float(max([last["clock"], *waited]))
 
 
@@ -177,7 +189,7 @@ def _moment(folder: RunFolder, settings: Distillation, stops: list[float]) -> fl
     return moment
 
 
-def _latest(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, moment: float) -> Path:
+def latest_model(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, moment: float) -> Path:
     """The file of a cohort's latest snapshot at that time, or of the model that it has from a meeting since."""
     if not folder.experiment().snapshots:
         raise RunFolderError(
@@ -188,7 +200,8 @@ def _latest(folder: RunFolder, cohort: int, lines: Lines, meetings: Lines, momen
     before = {line["round"] for line in lines if line["clock"] <= moment + ROUNDING}
     rounds = before.intersection(chain.from_iterable(line.get("snapshots", ()) for line in lines))
     if meeting and max(rounds, default=0) <= last_met:
-        return folder.meeting_model(meeting)
+        own = folder.own_start(cohort).is_file()  # it trains a model of its own
+        return folder.meeting_model(meeting, cohort if own else None)
     if not rounds:
         return folder.start(cohort)
     latest = folder.snapshot(cohort, max(rounds))

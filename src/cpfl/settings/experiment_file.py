@@ -1,5 +1,6 @@
 """Experiments as text: presets, TOML files and `key=value` words."""
 
+import itertools
 import json
 import os
 import re
@@ -63,7 +64,7 @@ def _read(source: str | Path) -> dict[str, Any]:
             raise SettingError(
                 f"no preset is called {quoted(text)}; {hint}Presets: {', '.join(presets())}; or give a .toml file"
             )
-        return tomllib.loads(resources.files("cpfl.presets").joinpath(f"{text}.toml").read_text())
+        return tomllib.loads(_preset_text(text))
     try:
         check_readable(Path(text), MAX_BYTES)
         return _parsed(Path(text).read_text(encoding="utf-8-sig"))
@@ -87,6 +88,16 @@ def presets() -> list[str]:
     """The names of the experiments that come with the package."""
     names = {file.name for file in resources.files("cpfl.presets").iterdir() if file.name.endswith(".toml")}
     return sorted(name.removesuffix(".toml") for name in names - {"published.toml"})
+
+
+def description(preset: str) -> str:
+    """What a preset is: the first sentence of the comment that its file begins with."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), _preset_text(preset).splitlines())
+    return re.split(r"\.(?: |$)", " ".join(line.removeprefix("# ") for line in lines))[0]
+
+
+def _preset_text(name: str) -> str:
+    return resources.files("cpfl.presets").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, Any]:

@@ -226,6 +226,8 @@ class Stopping(Section):
     """Limit in virtual hours, with any rule; 0: none."""
     max_cpu_hours: NotNegative = 0
     """Limit in CPU hours of all cohorts together, with any rule; 0: none."""
+    max_traffic_gb: NotNegative = 0
+    """Limit in GB (10⁹ bytes) of all traffic together, with any rule; 0: none."""
     keep: Literal["best", "last", "ema"] = "best"
     """The teacher: the model with the lowest moving average of the validation loss, the last one, or an exponential
     moving average of all rounds' models. With the rule joint, "best" is the last one."""
@@ -234,10 +236,13 @@ class Stopping(Section):
     metric: Annotated[Literal["ensemble-accuracy", "public-agreement"], When("rule = joint")] = "ensemble-accuracy"
     """What is evaluated: the ensemble on the clients' validation samples, by the objective's metric, or how often two
     halves of the cohorts agree on public samples, for which no client and no label is needed."""
-    eval_interval: Annotated[Count, When("rule = joint")] = 25
-    """Rounds of a phase, after which cohorts wait for each other and the ensemble is evaluated."""
+    eval_interval: Annotated[Count, When("rule = joint", "meetings.rule = none or .cohorts = 1")] = 25
+    """Rounds of a phase, after which cohorts wait for each other and the ensemble is evaluated; cohorts that meet are
+    evaluated at every meeting."""
     min_gain: Annotated[NotNegative, When("rule = joint")] = 4.0
-    """Continue while twice the CPU hours would gain so many points of the metric; 0: until a limit."""
+    """Continue while twice the CPU hours (gain_per) would gain so many points of the metric; 0: until a limit."""
+    gain_per: Annotated[Literal["cpu_hours", "hours"], When("rule = joint")] = "cpu_hours"
+    """What is doubled to compute the gain: CPU hours or virtual hours."""
     eval_window: Annotated[int, Field(ge=4, le=MOST), NoBool, When("rule = joint")] = 6
     """Evaluations from which the gain is estimated; fewer are mostly noise."""
     client_fraction: Annotated[Fraction, When("rule = joint", "metric = ensemble-accuracy")] = 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from cpfl.api import Run
+    from cpfl.inference.run import Run
     from cpfl.sweep.grid import SweepGrid
 
 

@@ -98,8 +98,11 @@ def shared_engine(group: Group, common: Mapping[str, Any], notify: Callable[[str
     """The engine that these runs can share; None: there is none."""
     experiments = [experiment for _, experiment in group]
     if any(experiment.model.by_cohort for experiment in experiments):
+        notify("the runs are made one after the other, since they have models by cohort (model.by_cohort)")
         return None
-    begun = {RunFolder.open(path).engine() for path, _ in group if (path / "run.json").is_file()}
+    begun = set[str]()
+    if common.get("engine", "auto") == "auto":  # else all continue with the one that is asked for
+        begun = {RunFolder.open(path).engine() for path, _ in group if (path / "run.json").is_file()}
     if uses_workers(common):
         workers = common.get("workers") or cores()
         if workers == 1 or not can_fork() or begun - {"workers"}:

@@ -16,7 +16,7 @@ from cpfl.runs import records
 from cpfl.sweep.callback import RunProgress, SweepCallback
 
 if TYPE_CHECKING:
-    from cpfl.api import Run
+    from cpfl.inference.run import Run
     from cpfl.sweep.grid import SweepGrid
 
 FILE = "log.jsonl"

@@ -1,12 +1,13 @@
 """One run of a sweep: started or resumed, its progress reported."""
 
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cpfl import api
-from cpfl.callbacks import Callback
+from cpfl.callbacks import Callback, CallbackList
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.settings import Experiment
 from cpfl.sweep.callback import RunProgress
@@ -18,6 +19,8 @@ Work = Mapping[Path, Experiment]
 End = Callable[[Path, Exception | None], None]
 """Called with a run's folder when it has ended, and with its error if it failed."""
 Report = Callable[[RunProgress], None]
+Follow = Callable[[Path], Callback]
+"""A callback for the run in a folder; it travels to other processes."""
 
 
 class ProgressReporter(Callback):
@@ -48,12 +51,23 @@ class ProgressReporter(Callback):
             self._report(self._progress)
 
 
-def run_or_resume(experiment: Experiment, path: Path, report: Report, **common: Any) -> None:
+def run_or_resume(
+    experiment: Experiment, path: Path, report: Report, follow: Follow = lambda path: Callback(), **common: Any
+) -> None:
     """Start the run at this path, or resume it."""
-    callback = ProgressReporter(path.name, experiment, report)
+    callback = CallbackList(ProgressReporter(path.name, experiment, report), follow(path))
     if not (path / "run.json").is_file():
-        api.run(experiment, out=path, callback=callback, **common)
+        api.run(experiment, out=path, callback=callback, verbose=False, **common)
         return
     if common.get("engine") == "auto":
         common["engine"] = ""  # the one it started with
-    api.resume(path, callback=callback, **common)
+    api.resume(path, callback=callback, verbose=False, **common)
+
+
+def sendable(error: Exception) -> Exception:
+    """The error as another process can read it: a user's exception need not travel."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
-import pickle
 import signal
 import threading
 from collections import deque
@@ -18,7 +17,7 @@ from cpfl.errors import RunFolderError
 from cpfl.settings import Experiment
 from cpfl.sweep.callback import RunProgress, SweepCallback
 from cpfl.sweep.local import Group, groups, make_runs, tell_groups, uses_lanes
-from cpfl.sweep.one_run import End, Work
+from cpfl.sweep.one_run import End, Work, sendable
 
 KILLED = "a process of the sweep was killed during this run: the same command resumes it"
 WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP reads it when a process starts
@@ -111,12 +110,7 @@ class _Sender(SweepCallback):
 
     def end(self, path: Path, error: Exception | None) -> None:
         """A run has ended."""
-        try:
-            message = pickle.dumps(("end", path, error))
-            pickle.loads(message)
-        except Exception:  # a user's exception need not travel
-            message = pickle.dumps(("end", path, RuntimeError(f"{type(error).__name__}: {error}")))
-        self._pipe.send_bytes(message)
+        self._pipe.send(("end", path, None if error is None else sendable(error)))
 
 
 def _serve(pipe: Connection, parts: Sequence[Group], common: Mapping[str, Any]) -> None:

@@ -7,13 +7,11 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from cpfl.engines.base import Engine
 from cpfl.engines.shared import RunEngine, SharedEngine
 from cpfl.settings import Experiment
 from cpfl.sweep.one_run import End
-from cpfl.sweep.turns import Turn
+from cpfl.sweep.turns import Turn, give, stream_of_its_own
 from cpfl.task.task import Task
 
 RunOne = Callable[[Experiment, Path, RunEngine], None]
@@ -65,15 +63,12 @@ class SideBySide:
 
     def _in_stream(self, experiment: Experiment, path: Path, engine: RunEngine) -> None:
         """A run with a stream of its own on a GPU."""
-        device = self._shared.device
-        own = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(own):  # None: nothing changes
+        with stream_of_its_own(self._shared.device):
             self._run(experiment, path, engine)
 
     def _give(self, engine: RunEngine) -> None:
         turn, path = self._turns[engine]
-        turn.give()
-        torch.set_num_threads(torch.get_num_threads())  # of this thread: the next turn's thread begins with as many
+        give(turn)
         if turn.ended:
             del self._turns[engine]
             self._end(path, turn.error)

@@ -7,6 +7,9 @@ because of the turns nothing else has to know that there are several.
 import ctypes
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
 
 
 class Cancelled(BaseException):
@@ -63,3 +66,15 @@ class Turn:
         finally:
             self.ended = True
             self._back.release()
+
+
+def give(turn: Turn) -> None:
+    """Let it work; the next turn's thread begins with as many of torch's threads."""
+    turn.give()
+    torch.set_num_threads(torch.get_num_threads())
+
+
+def stream_of_its_own(device: torch.device) -> AbstractContextManager[object]:
+    """On a GPU what is done within may be done at the same time as what others do; elsewhere nothing changes."""
+    own = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(own)

@@ -21,6 +21,8 @@ from cpfl.task.task import Task, UserModel, build_task
 from cpfl.user_files import expanded
 
 Notify = Callable[[str], None]
+MayDownload = bool | Callable[[str], bool]
+"""Whether data sets may be downloaded; a function is asked, with a question."""
 
 
 def load_task(
@@ -30,13 +32,14 @@ def load_task(
     given: Given,
     notify: Notify,
     cohorts: Cohorts | None = None,  # of a run that is resumed
+    download: MayDownload = False,
 ) -> Task:
-    """The task of an experiment, its data sets downloaded where they are missing."""
+    """The task of an experiment; data sets that are missing are downloaded if they may be."""
     folder = None if data is None else expanded(Path(data), "data")
     if folder is not None and not folder.is_dir():
         raise SettingError(f"data = {str(folder)!r} is not a folder")
     optimizers.check(experiment.federation)
-    _download_missing(experiment, folder, given, notify)
+    _download_missing(experiment, folder, given, notify, download)
     task = build_task(experiment, search_roots(folder), given, model, cohorts)
     local_training.check_steps(experiment.federation, int(task.data.clients.training_sizes.max()))
     for cohort in range(len(task.cohorts)):  # what a session refuses is refused before anything is written
@@ -53,15 +56,24 @@ def load_task(
     return task
 
 
-def _download_missing(experiment: Experiment, data: Path | None, given: Given, notify: Notify) -> None:
+def _download_missing(
+    experiment: Experiment, data: Path | None, given: Given, notify: Notify, download: MayDownload
+) -> None:
     roots, target = search_roots(data), sources.download_root(data)
     named = [(experiment.data.train, given.train), (experiment.data.public, given.public)]
     sets = {name for name, own in named if own is None and name in CATALOGUE and name != "fedscale"}
-    for name in sorted(sets | ({"fedscale"} & {experiment.devices.trace})):
-        about = sources.describe(name, roots)
-        if about.format == "missing" and about.downloadable:
-            notify(f"{name} is not on this machine yet: downloading {about.size / 1e6:,.0f} MB to {target / name}")
-            fetch(name, target, progress=_in_tenths(name, notify))
+    known = [sources.describe(name, roots) for name in sorted(sets | ({"fedscale"} & {experiment.devices.trace}))]
+    missing = [entry for entry in known if entry.format == "missing"]
+    if not missing or not all(entry.downloadable for entry in missing):  # the one that is not is named when it is read
+        return
+    sizes = ", ".join(f"{entry.name} ({entry.megabytes})" for entry in missing)
+    are = "is" if len(missing) == 1 else "are"
+    if not (download(f"{sizes} {are} not on this machine. Download to {target}?") if callable(download) else download):
+        commands = ", ".join(f"cpfl data get {entry.name}" for entry in missing)
+        raise DataError(f"{sizes} {are} not on this machine: {commands}; or allow it here (--download, download=True)")
+    for entry in missing:
+        notify(f"{entry.name}: downloading {entry.megabytes} to {target / entry.name}")
+        fetch(entry.name, target, progress=_in_tenths(entry.name, notify))
 
 
 def _in_tenths(name: str, notify: Notify) -> Callable[[int, int], None]:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -42,6 +43,14 @@ class CohortModel:
     model_bytes: int
 
 
+class Enrolled(Protocol):
+    """What is known of the data of a node."""
+
+    @property
+    def training(self) -> int:
+        """Its training samples."""
+
+
 @dataclass(frozen=True)
 class Task:
     """Data, model, devices and cohorts of one experiment."""
@@ -56,6 +65,7 @@ class Task:
     model_bytes: int
     label_counts: NDArray[np.int64]  # by cohort and class, (N, C); a row of HIDDEN: not reported
     cohort_models: dict[int, CohortModel] = field(default_factory=dict)  # of cohorts that train another model
+    enrolled: Mapping[int, Enrolled] = field(default_factory=dict)  # of a real fleet: its nodes, by client
     _layouts: dict[int, Layout] = field(default_factory=dict, init=False, compare=False)  # by the first such cohort
 
     def resolved(self, device: str) -> "Task":
@@ -77,6 +87,29 @@ class Task:
             module = models.fresh(build, self.experiment.seed, "init", self.data.transform.dtype)
             self._layouts[key] = Layout.from_module(module)
         return self._layouts[key]
+
+    def twins(self, cohort: int) -> list[int]:
+        """The cohorts that train the same model as this one."""
+        builds = [own.build if (own := self.cohort_models.get(i)) else self.build for i in range(len(self.cohorts))]
+        return [other for other, build in enumerate(builds) if build is builds[cohort]]
+
+    def samples(self, cohort: int) -> int:
+        """Training samples of a cohort's clients."""
+        return self.samples_of(self.cohorts[cohort])
+
+    def samples_of(self, clients: Sequence[int]) -> int:
+        """Training samples of these clients; in a real fleet of those whose nodes have enrolled."""
+        if self.enrolled:
+            return sum(self.enrolled[client].training for client in clients if client in self.enrolled)
+        return int(self.data.clients.training_sizes[np.asarray(clients)].sum())
+
+    def regrouped(self, cohorts: Cohorts | None) -> "Task":
+        """The same task with cohorts that were drawn anew, and their label counts; None: they never were."""
+        if cohorts is None:
+            return self
+        data, e = self.data, self.experiment
+        counts = cohort_counts(data.label_counts, data.classes, cohorts, e.privacy, e.seed, data.sensitivity)
+        return replace(self, cohorts=cohorts, label_counts=counts)
 
     def starting_from(self, start: State, others: Mapping[int, State]) -> "Task":
         """The same task with other initial models, those of some cohorts by number; frozen parameters are theirs."""

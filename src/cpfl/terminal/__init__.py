@@ -1,6 +1,5 @@
-"""What a user sees in a terminal: a live view of a run or a sweep, plain lines where there is no terminal."""
+"""What a user sees of a run: a live view in a terminal or a notebook, plain lines elsewhere."""
 
-from cpfl.terminal.sweep_view import SweepView
-from cpfl.terminal.views import RunView
+from cpfl.terminal.views import RunView, following
 
-__all__ = ["RunView", "SweepView"]
+__all__ = ["RunView", "following"]

@@ -1,4 +1,4 @@
-"""A view on the screen: drawn twice a second on a terminal, plain lines elsewhere."""
+"""A view on the screen: drawn twice a second on a terminal and in a notebook, plain lines elsewhere."""
 
 import time
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cpfl.errors import printable
+from cpfl.terminal.notebook import Notebook
 
 REFRESH = 2  # times a second
 WIDE = 100  # columns from which there is space for longer bars and words
@@ -25,14 +26,27 @@ class LiveView:
         self._last_line = time.monotonic()
         refresh: dict[str, Any] = {"refresh_per_second": REFRESH, "transient": True, "vertical_overflow": "crop"}
         self._live = Live(console=console, get_renderable=self._draw, **refresh)
+        self._notebook: Notebook | None = None
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._console.is_jupyter:
+            self._notebook = Notebook(1 / REFRESH)
+        elif self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+        if self._notebook is not None:
+            self._notebook.show(self._draw)
+
+    def _is_live(self) -> bool:
+        return self._live.is_started or self._notebook is not None
+
+    def _changed(self) -> None:
+        """A notebook has no thread that draws: it is drawn when something has happened."""
+        if self._notebook is not None and self._notebook.is_due():
+            self._notebook.show(self._draw)
 
     def on_message(self, text: str) -> None:
         """Print a line."""
@@ -51,7 +65,7 @@ class LiveView:
     def _line_due(self) -> bool:
         """Whether it is time for another plain line; never while there is a live view."""
         now = time.monotonic()
-        due = not self._live.is_started and now - self._last_line > self.quiet_seconds
+        due = not self._is_live() and now - self._last_line > self.quiet_seconds
         if due:
             self._last_line = now
         return due

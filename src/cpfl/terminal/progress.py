@@ -41,7 +41,7 @@ def rounds_left(
     if stopping.rule == "plateau":
         least = min(most, max(1, best_round + stopping.patience - done))
     if stopping.rule == "joint":
-        least = min(most, stopping.eval_interval - done % stopping.eval_interval)
+        least = 1 if experiment.meets else min(most, stopping.eval_interval - done % stopping.eval_interval)
     return RoundsLeft(math.floor(least), math.ceil(most))
 
 

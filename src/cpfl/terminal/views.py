@@ -1,14 +1,15 @@
 """A run on the screen: its cohorts with their loss curves, its progress, and the workers of a cluster."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.text import Text
 
-from cpfl.callbacks import Callback
+from cpfl.callbacks import Callback, CallbackList
 from cpfl.distillation.student import EpochRecord
 from cpfl.federation.session import ClosedRound, Session
 from cpfl.settings import Experiment
@@ -30,13 +31,16 @@ class RunView(LiveView, Callback):
     A round costs a few additions; a thread draws twice a second, however many rounds there are.
     """
 
-    def __init__(self, console: Console, experiment: Experiment, epochs: int) -> None:
-        self._experiment, self._epochs = experiment, epochs
+    def __init__(self, console: Console, experiment: Experiment, epochs: int, every_round: bool = False) -> None:
+        self._experiment, self._epochs, self._every_round = experiment, epochs, every_round
         self._progress = ProgressEstimate(experiment)
         self._epoch: EpochRecord | None = None
         self._load: Mapping[str, Any] = {}  # of a cluster's workers
         self._distilling = time.monotonic()  # when distillation began, at the latest
         super().__init__(console)
+
+    def __enter__(self) -> Self:
+        return self if self._every_round else super().__enter__()
 
     def on_start(self, sessions: Sequence[Session]) -> None:
         """Count the rounds that were trained before."""
@@ -50,7 +54,9 @@ class RunView(LiveView, Callback):
         """Count the round; without a live view, print every stop, and the progress from time to time."""
         self._progress.add(session, closed)
         self._distilling = time.monotonic()
-        if session.stopped and not self._live.is_started:
+        if self._every_round:
+            self.on_message(self._round(session, closed))
+        if session.stopped and not self._is_live():
             self.on_message(
                 f"cohort {session.cohort} stopped after {session.round} rounds, "
                 f"{session.clock / 3600:.2f} virtual h ({session.stopped})"
@@ -58,12 +64,14 @@ class RunView(LiveView, Callback):
         if self._line_due():
             facts = (*self._facts(), self._speed(), time_left(self._progress.seconds_left()))
             self.on_message(" · ".join(filter(None, facts)))
+        self._changed()
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Show the student's loss and accuracy."""
         self._epoch = record
-        if self._line_due():
+        if self._every_round or self._line_due():
             self.on_message(f"distill: {' · '.join(self._student(record))}")
+        self._changed()
 
     def on_workers(self, load: Mapping[str, Any]) -> None:
         """Show which worker of a cluster trains what."""
@@ -74,6 +82,12 @@ class RunView(LiveView, Callback):
         from cpfl.objectives.base import objective  # by now torch is loaded
 
         return objective(self._experiment.model).metric
+
+    def _round(self, session: Session, closed: ClosedRound) -> str:
+        record = closed.record
+        validation = "" if record.validation is None else f" · validation loss {record.validation:.4f}"
+        when = f"cohort {session.cohort} · round {session.round:,} · {session.clock / 3600:.2f} virtual h"
+        return f"{when} · training loss {record.loss:.4f}{validation}"
 
     def _facts(self) -> list[str]:
         progress = self._progress
@@ -149,10 +163,36 @@ class RunView(LiveView, Callback):
             return f"{'at' if narrow else 'waits for'} the {'meeting' if self._experiment.meets else 'evaluation'}"
         if stopping.rule == "plateau" and session.round:
             return f"no gain {session.round - session.best_round}{'/' if narrow else ' of '}{stopping.patience}"
-        if stopping.rule == "joint" and session.round:
+        if stopping.rule == "joint" and session.round and not self._experiment.meets:
             left = self._progress.rounds_left(session).least
             return f"{left:,} to evaluation" if narrow else f"evaluated in {left:,} rounds"
         return f"{self._progress.rounds_left(session).most:,} rounds left" if session.round else "waiting"
+
+
+@contextmanager
+def following(
+    verbose: bool | None, callback: Callback | None, experiment: Experiment, epochs: int = 0
+) -> Iterator[Callback]:
+    """The callback, with a view of the run on standard error or in a notebook.
+
+    `verbose` is whether to show it; None: where there is a terminal or a notebook.
+    """
+    own, console = callback or Callback(), progress_console()
+    if not (is_shown(console) if verbose is None else verbose):
+        yield own
+        return
+    with RunView(console, experiment, epochs or experiment.distillation.epochs) as view:
+        yield CallbackList(own, view)
+
+
+def progress_console() -> Console:
+    """Where a program shows progress: its standard output is its own."""
+    return Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+
+def is_shown(console: Console) -> bool:
+    """Whether somebody looks at it: in a terminal or a notebook."""
+    return console.is_terminal or console.is_jupyter
 
 
 def worker_lines(load: Mapping[str, Any]) -> list[str]:

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 
+from cpfl import load_digits
 from cpfl.deploy import client_app, server_app
 
-x, y = load_digits(return_X_y=True)
-x = (x / 16).astype("float32")
+x, y = load_digits()
 
 
 def model() -> torch.nn.Module:

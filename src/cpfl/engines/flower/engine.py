@@ -141,6 +141,7 @@ class FlowerEngine(Engine):
     """Trains on real nodes and measures real time."""
 
     name, device = "flower", ""  # nodes have devices of their own
+    real_time = True
 
     def __init__(
         self, task: Task, registry: ClientRegistry, round_seconds: float, tries: int, strategy: MakeStrategy
@@ -181,6 +182,9 @@ class FlowerEngine(Engine):
                 result = _evaluated(trained, answers, clock.now() - began, size)
                 began = clock.now()
                 on_round(session, session.close_round(result))
+                if session.model is not trained.model:  # it has met: the round that was trained meanwhile is outdated
+                    trained, algorithm.state, failed = None, session.algorithm_state, 0
+                    continue
             trained = following
             if trained or session.idle:
                 failed = 0

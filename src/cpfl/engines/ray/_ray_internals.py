@@ -39,6 +39,12 @@ def dashboard_url() -> str:
     return f"http://{address}" if address else ""
 
 
+def free_cpus() -> dict[str, float]:
+    """The CPUs of each node that nobody uses at the moment, by its name."""
+    found = ray._private.state.available_resources_per_node()
+    return {node: resources.get("CPU", 0.0) for node, resources in found.items()}
+
+
 @contextlib.contextmanager
 def _loopback_only() -> Iterator[None]:
     constants, variable = ray._private.ray_constants, os.environ.get(LOOPBACK)

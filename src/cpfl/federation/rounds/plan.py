@@ -3,6 +3,7 @@
 Engines train only what counts; waste is accounted, not computed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -97,13 +98,18 @@ class RoundPlanner:
 
     def seconds(self, plan: RoundPlan) -> float | None:
         """How long a round of this plan will last; None: too little is known of the clients."""
-        if plan.cost is not None:
-            return plan.cost.seconds
-        cohort = self._cohort
-        if not len(cohort.sizes):
+        if plan.cost is None and not len(self._cohort.sizes):
             return None
-        steps = {client: plan.steps.get(client) or cohort.steps(client) for client in plan.participants}
-        return max(cohort.compute_seconds(c, count) + cohort.transfer_seconds(c) for c, count in steps.items())
+        return self.expected(plan).seconds
+
+    def expected(self, plan: RoundPlan) -> Cost:
+        """What a round of this plan will cost, by what devices and data say."""
+        if plan.cost is not None:
+            return Cost(plan.cost.seconds, plan.cost.cpu_seconds, plan.cost.bytes)
+        cohort = self._cohort
+        computing = {c: cohort.compute_seconds(c, plan.steps.get(c) or cohort.steps(c)) for c in plan.participants}
+        seconds = max(own + cohort.transfer_seconds(client) for client, own in computing.items())
+        return Cost(seconds, math.fsum(computing.values()), 2 * cohort.sent_bytes * len(computing))
 
     def unfinished(self, clock: float) -> Cost:
         """What is wasted if the cohort stops now."""

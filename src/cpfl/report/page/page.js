@@ -4,7 +4,7 @@
   const drawn = new Map(); // id -> {spec, view}
   const main = document.getElementById("report");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  let figures = JSON.parse(document.getElementById("figures").textContent);
+  let { figures, explorers } = JSON.parse(document.getElementById("figures").textContent);
 
   function colours() {
     const css = getComputedStyle(document.documentElement);
@@ -19,6 +19,61 @@
       text: { color: ink },
     };
   }
+
+  // One selector of n and seed for all figures that show one of several.
+  const picked = {}; // n and seed
+  const rowsOf = (spec) => Object.values(spec.datasets).flat();
+  const picks = (spec, key) => (spec.params || []).some((param) => param.name === `which_${key}` && !param.bind);
+
+  function pick(key, view, spec) {
+    if (!picks(spec, key) || picked[key] === undefined) return;
+    if (rowsOf(spec).some((row) => String(row[key]) === picked[key])) view.signal(`which_${key}`, key === "n" ? Number(picked[key]) : picked[key]);
+  }
+
+  function selectors() {
+    const box = document.getElementById("pick");
+    if (!box) return;
+    const labels = ["n", "seed"].map((key) => {
+      const specs = Object.values(figures).filter((spec) => picks(spec, key));
+      const values = [...new Set(specs.flatMap((spec) => rowsOf(spec).map((row) => row[key]).filter((value) => value !== undefined).map(String)))];
+      values.sort((a, b) => (BigInt(a) < BigInt(b) ? -1 : 1));
+      const first = specs.length ? String(specs[0].params.find((param) => param.name === `which_${key}`).value) : "";
+      if (!values.includes(picked[key])) picked[key] = values.includes(first) ? first : values[0];
+      const select = explorer.make("select", {}, ...values.map((value) => explorer.make("option", {}, value)));
+      select.value = picked[key] ?? "";
+      select.addEventListener("change", async () => {
+        picked[key] = select.value;
+        for (const { spec, view } of drawn.values()) {
+          pick(key, view, spec);
+          await view.runAsync();
+        }
+      });
+      return [values, explorer.make("label", {}, `${key} = `, select)];
+    });
+    const now = labels.filter(([values]) => values.length > 1).map(([, label]) => label);
+    if (box.textContent + [...box.querySelectorAll("select")].map((one) => one.value) === now.map((one) => one.textContent).join("") + now.map((one) => one.querySelector("select").value)) return;
+    box.replaceChildren(...now);
+  }
+
+  // The deadline: dragged in the figure, or moved with the explorer's slider.
+  function deadline(view, element) {
+    const set = (event) => {
+      if (!(event.buttons & 1)) return;
+      const at = view.scale("x").invert(event.offsetX - view.origin()[0]);
+      document.querySelector("[data-explorer]")?.setDeadline?.(at);
+    };
+    element.querySelector("svg").addEventListener("pointerdown", set);
+    element.querySelector("svg").addEventListener("pointermove", set);
+    element.querySelector("svg").style.touchAction = "pan-y";
+  }
+  let due = 0;
+  main.addEventListener("limits", async ({ detail }) => {
+    if (detail.index > 0 || due === (detail.limits[1] ?? 0)) return;
+    due = detail.limits[1] ?? 0;
+    for (const { spec, view } of drawn.values()) {
+      if ((spec.params || []).some((param) => param.name === "deadline")) await view.signal("deadline", due).runAsync();
+    }
+  });
 
   const shape = ({ datasets, ...rest }) => JSON.stringify(rest);
   const menus = (spec) => (spec.params || []).filter((param) => param.bind).map((param) => param.name);
@@ -40,9 +95,15 @@
       logLevel: 1, // errors only: while no cohort has stopped, vega would warn that there are no stops
     });
     drawn.set(id, { spec: figures[id], view });
+    for (const key of ["n", "seed"]) pick(key, view, figures[id]);
+    if ((figures[id].params || []).some((param) => param.name === "deadline")) {
+      view.signal("deadline", due);
+      deadline(view, element);
+    }
+    await view.runAsync();
     const offered = Object.fromEntries((figures[id].params || []).map((param) => [param.name, param.bind]));
     for (const [name, value] of chosen) {
-      if (offered[name] && offered[name].options.includes(value)) await view.signal(name, value).runAsync();
+      if (offered[name] && (offered[name].options ?? [value]).includes(value)) await view.signal(name, value).runAsync();
     }
     for (const select of element.querySelectorAll("select")) {
       const label = select.closest("label") || select.parentElement;
@@ -79,7 +140,7 @@
   async function update(next) {
     const page = new DOMParser().parseFromString(next.body, "text/html").body;
     const [now, after] = [parts(main), parts(page)];
-    figures = next.figures;
+    ({ figures, explorers } = next);
     const same = [...now.keys()].join() === [...after.keys()].join() && pictures(main) === pictures(page);
     if (same) {
       for (const [key, part] of after) if (shown.get(key) !== part.innerHTML) now.get(key).innerHTML = part.innerHTML;
@@ -90,6 +151,9 @@
       main.innerHTML = next.body;
     }
     shown = new Map([...after].map(([key, part]) => [key, part.innerHTML]));
+    explorer.show(explorers);
+    compare.show(explorers);
+    selectors();
     for (const id of Object.keys(figures)) await redraw(id);
     main.style.minHeight = "";
   }
@@ -113,6 +177,10 @@
 
   dark.addEventListener("change", drawAll);
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
+  explorer.show(explorers);
+  compare.show(explorers);
+  selectors();
+  performance.mark("usable"); // sliders and selectors answer; the figures follow
   drawAll().then(() => {
     const address = document.body.dataset.refresh;
     if (address) poll(address, 2);
