@@ -151,7 +151,7 @@ def test_all_wait_for_a_round_that_is_longer(tmp_path: Path, cpfl_command: Comma
     words = small_runs.run_words(tmp_path / "run", MEET | {"meetings.interval": "2s", "max_rounds": 4})
     out = cpfl_command(*words).good().out
     assert out.count("which is longer than meetings.interval = 2s") == 1
-    assert "meeting 1 at 0.01 h" in out
+    assert "meeting 1 at 0.01 virtual h" in out
     for one in meetings(tmp_path / "run"):
         ends = [r["clock"] for cohort in one["cohorts"] for r in rounds(tmp_path / "run")[cohort][: one["meeting"]]]
         assert one["clock"] >= max(ends)

@@ -21,7 +21,7 @@ def lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             found.append(("their mean", f"{metric} {merged:.2f} %"))
     found += [
         ("time" if summary.get("engine") == "flower" else "virtual time", f"{summary['hours']:.2f} h"),
-        ("CPU time", f"{summary['cpu_hours']:.2f} h"),
+        ("CPU time" if summary.get("engine") == "flower" else "virtual CPU", f"{summary['cpu_hours']:.2f} h"),
         ("traffic", f"{summary['comm_gb']:.3f} GB{_by_link(summary)}"),
         ("rounds", f"{summary['rounds']:,}"),
     ]

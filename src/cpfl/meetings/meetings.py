@@ -223,7 +223,8 @@ class Meetings:
         self._callback.on_meeting(asdict(meeting))
         if not self._rule.together:  # there are many
             return
-        self._callback.on_message(f"meeting {meeting.meeting} at {meeting.clock / 3600:.2f} h")
+        hours = "h" if self._folder.engine() == "flower" else "virtual h"
+        self._callback.on_message(f"meeting {meeting.meeting} at {meeting.clock / 3600:.2f} {hours}")
         due, slowest = waiting[0].meeting_due, max(self._sessions, key=lambda session: session.clock)
         if math.isfinite(due) and slowest.clock > due + ROUNDING and not self._warned:
             self._warned = True

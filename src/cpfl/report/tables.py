@@ -35,6 +35,7 @@ class _Column(NamedTuple):
 
 COLUMNS = [_Column(**column) for column in FIGURES["columns"]]
 BY_KEY = {column.key: column for column in COLUMNS}
+SLIM = 76  # columns from which there is space for standard deviations
 NARROW = ("cohorts", "teacher_accuracy_mean", "student_accuracy", "hours", "cpu_hours", "speed_up")
 TERMINAL = (*NARROW[:2], "ensemble_accuracy", *NARROW[2:5], "comm_gb", "rounds", "speed_up", "cpu_saving")
 
@@ -81,16 +82,17 @@ def trade_off(summaries: Iterable[Row], width: int) -> Table:
     """What n costs and what it gains, for a terminal; a narrow one gets the main columns."""
     rows = by_cohorts(summaries)
     several = max(row["seeds"] for row in rows)
+    spread_fits = width >= SLIM
     table = Table(title="What n costs and gains", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     columns = [BY_KEY[key] for key in (TERMINAL if width >= WIDE else NARROW)]
     for column in columns:
         table.add_column(column.head.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:
-        spreads = (f"{c.key}_spread" if several > 1 and c.key in NARROW else "" for c in columns)
+        spreads = (f"{c.key}_spread" if several > 1 and spread_fits and c.key in NARROW else "" for c in columns)
         table.add_row(*(_text(row, column, spread) for column, spread in zip(columns, spreads, strict=True)))
-    table.caption = f"%: {rows[0]['metric']}"
+    table.caption = f"%: {rows[0]['metric']}; hours are virtual"
     if several > 1:
-        table.caption += f"; mean ± sample standard deviation over {several} seeds"
+        table.caption += f"; mean {'± sample standard deviation ' if spread_fits else ''}over {several} seeds"
     return table
 
 
