@@ -25,7 +25,7 @@ import torch
 
 import cpfl
 from cpfl import method
-from cpfl.report import style
+from cpfl.reports import style
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import reload_task

@@ -24,7 +24,7 @@ from cpfl import method
 from cpfl.data.given import Given, as_samples
 from cpfl.diagnostics import Stopwatch, lasting
 from cpfl.engines.create import create_engine
-from cpfl.report import style
+from cpfl.reports import style
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import describe

@@ -23,7 +23,7 @@ import cpfl
 from cpfl.distillation import ensemble
 from cpfl.distillation.ensemble import Chunks, logits_of
 from cpfl.runs.folder import RunFolder
-from cpfl.sweep import redistill
+from cpfl.sweeps import redistill
 
 
 def together(run: Path, device: str) -> int:

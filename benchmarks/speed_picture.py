@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from cpfl.report import style
+from cpfl.reports import style
 
 LOOP, PEER, OURS = "the plain loop", "pfl-research 0.6.0", "lanes"
 

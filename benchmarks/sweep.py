@@ -22,7 +22,7 @@ import torch
 import cpfl
 from cpfl.engines.shared import RunEngine
 from cpfl.settings import experiment_file
-from cpfl.sweep import RunProgress, SweepCallback, one_run
+from cpfl.sweeps import RunProgress, SweepCallback, one_run
 
 PUBLIC, TRAIN, TEST = 40_000, 50_000, 10_000
 

@@ -25,16 +25,16 @@ import numpy as np
 
 from cpfl.engines.ray import resolve_cluster
 from cpfl.errors import CpflError
-from cpfl.report import style
+from cpfl.reports import style
 from cpfl.runs import files, records
 from cpfl.settings import Experiment
-from cpfl.sweep.callback import SweepCallback
-from cpfl.sweep.one_run import End, Work
-from cpfl.sweep.runner import machines
-from cpfl.tune.curve import FILE, CurveFollower, read_curve
-from cpfl.tune.goal import Goal, Point
-from cpfl.tune.space import Dimension, settings_of
-from cpfl.tune.tuner import Tuner
+from cpfl.sweeps.callback import SweepCallback
+from cpfl.sweeps.one_run import End, Work
+from cpfl.sweeps.runner import machines
+from cpfl.tuning.curve import FILE, CurveFollower, read_curve
+from cpfl.tuning.goal import Goal, Point
+from cpfl.tuning.space import Dimension, settings_of
+from cpfl.tuning.tuner import Tuner
 
 RESULTS = Path(__file__).parents[1] / "results" / "tune"
 TABLE = RESULTS / "planted.jsonl"

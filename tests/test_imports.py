@@ -122,7 +122,7 @@ def test_the_public_names_are_the_same_everywhere() -> None:
 
 def test_functions_and_packages_of_one_name() -> None:
     """cpfl.sweep is the function, whichever is imported first."""
-    firsts = ("import cpfl.sweep.grid, cpfl.report.advice, cpfl.sweep.redistill", "cpfl.sweep, cpfl.report")
+    firsts = ("import cpfl.sweeps.grid, cpfl.reports.advice, cpfl.sweeps.redistill", "cpfl.sweep, cpfl.report")
     assert printed(BOTH_WAYS, *firsts) == [[True] * 3] * 2
     with pytest.raises(AttributeError, match="no attribute 'sweeep'"):
         cpfl.sweeep  # noqa: B018

@@ -2,12 +2,12 @@
 
 import importlib
 
-from cpfl.report import writing
+from cpfl.reports import writing
 
 for name in (
     "cpfl.engines.lanes",
     "cpfl.engines.workers",
-    "cpfl.sweep.grid",
+    "cpfl.sweeps.grid",
     "cpfl.terminal.views",
 ):
     importlib.import_module(name)

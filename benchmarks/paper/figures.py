@@ -18,8 +18,8 @@ import tables
 
 from cpfl.data.given import Given
 from cpfl.presets.published import published
-from cpfl.report import cohort_figures, figures, style
-from cpfl.report.tables import by_cohorts
+from cpfl.reports import cohort_figures, figures, style
+from cpfl.reports.tables import by_cohorts
 from cpfl.settings import experiment_file
 from cpfl.task.overview import assignment_view
 from cpfl.task.task import build_task

@@ -18,7 +18,7 @@ from typing import Any
 import tables
 
 from cpfl.presets.published import published
-from cpfl.report import cohort_figures, style
+from cpfl.reports import cohort_figures, style
 from cpfl.settings import experiment_file
 
 PAPER, SAME, OURS = "from the paper", "the paper's rule and recipe, here", "cifar10-cpfl, here"

@@ -5,14 +5,12 @@ The public names live in other modules. Each module is imported when its name is
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cpfl.api import distill, load_run, resume, run
-    from cpfl.bound import bound
+    from cpfl.bounds import bound
     from cpfl.callbacks import Callback
     from cpfl.cohorts.base import CohortAssignment
     from cpfl.data.embedded import load_digits
@@ -41,13 +39,13 @@ if TYPE_CHECKING:
     from cpfl.inference.run import Run
     from cpfl.meetings.rules import Contribution, MeetingRule
     from cpfl.objectives.base import Objective
-    from cpfl.report import report
+    from cpfl.reports import report
     from cpfl.settings import Experiment
     from cpfl.settings.experiment_file import load as load_experiment
-    from cpfl.sweep import sweep
-    from cpfl.sweep.callback import SweepCallback
-    from cpfl.sweep.redistill import redistill
-    from cpfl.tune import TuneResult, tune
+    from cpfl.sweeps import sweep
+    from cpfl.sweeps.callback import SweepCallback
+    from cpfl.sweeps.redistill import redistill
+    from cpfl.tuning import TuneResult, tune
 
     __version__: str
 
@@ -61,7 +59,7 @@ __all__ = [
 ]  # fmt: skip
 _NAMES = {
     "cpfl.api": ("distill", "load_run", "resume", "run"),
-    "cpfl.bound": ("bound",),
+    "cpfl.bounds": ("bound",),
     "cpfl.callbacks": ("Callback",),
     "cpfl.cohorts.base": ("CohortAssignment",),
     "cpfl.data.embedded": ("load_digits",),
@@ -79,13 +77,13 @@ _NAMES = {
     "cpfl.inference.run": ("Run",),
     "cpfl.meetings.rules": ("Contribution", "MeetingRule"),
     "cpfl.objectives.base": ("Objective",),
-    "cpfl.sweep.callback": ("SweepCallback",),
-    "cpfl.sweep.redistill": ("redistill",),
-    "cpfl.report": ("report",),
+    "cpfl.sweeps.callback": ("SweepCallback",),
+    "cpfl.sweeps.redistill": ("redistill",),
+    "cpfl.reports": ("report",),
     "cpfl.settings": ("Experiment",),
     "cpfl.settings.experiment_file": ("load_experiment",),
-    "cpfl.sweep": ("sweep",),
-    "cpfl.tune": ("TuneResult", "tune"),
+    "cpfl.sweeps": ("sweep",),
+    "cpfl.tuning": ("TuneResult", "tune"),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -111,15 +109,3 @@ def _version() -> str:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Package(ModuleType):
-    """Keeps `cpfl.bound`, `cpfl.report`, `cpfl.sweep` and `cpfl.tune` functions when packages of these names are
-    imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, ModuleType) and name in _MODULES):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

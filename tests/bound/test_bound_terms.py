@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import cpfl
-from cpfl.bound.divergence import label_distance, proxy_a_distance
-from cpfl.bound.hoeffding import check_delta, hoeffding
-from cpfl.bound.risk import losses, with_classes
-from cpfl.bound.theorem import Source, terms
-from cpfl.bound.weights import scalar_weights
+from cpfl.bounds.divergence import label_distance, proxy_a_distance
+from cpfl.bounds.hoeffding import check_delta, hoeffding
+from cpfl.bounds.risk import losses, with_classes
+from cpfl.bounds.theorem import Source, terms
+from cpfl.bounds.weights import scalar_weights
 from cpfl.errors import SettingError
 from cpfl.objectives.classes import Classification, PerPosition
 from cpfl.objectives.labels import MultiLabel

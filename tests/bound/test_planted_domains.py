@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from cpfl.bound.divergence import by_classifier, by_labels
-from cpfl.bound.domains import Domains, joined
-from cpfl.bound.joint import joint_risks
+from cpfl.bounds.divergence import by_classifier, by_labels
+from cpfl.bounds.domains import Domains, joined
+from cpfl.bounds.joint import joint_risks
 from cpfl.distillation.ensemble import Precision
 from cpfl.errors import DataError
 from cpfl.settings import Experiment

@@ -92,7 +92,7 @@ def test_pictures(cpfl_command: Command, tmp_path: Path, cohorts: str) -> None:
 
 
 def test_many_classes_get_a_scale(tmp_path: Path) -> None:
-    from cpfl.report import assignment_figure, style
+    from cpfl.reports import assignment_figure, style
 
     row = {"cohort": 0, "clients": 1, "samples": 62, "labels": [1] * 62, "skew": 0.0, "hours_per_round": 1.0}
     row |= {"slowest": 0, "slowest_hours": 2.0}

@@ -280,7 +280,7 @@ def test_a_folder_without_permission(runs: Path, tmp_path: Path, monkeypatch: py
     ],
 )
 def test_a_summary_of_other_types(runs: Path, cpfl_command: Command, entries: dict[str, Any]) -> None:
-    from cpfl.report.content import content
+    from cpfl.reports.content import content
 
     rewrite(runs / "a" / "summary.json", **entries)
     tree = content([runs / "a", runs / "b"])
@@ -336,7 +336,7 @@ def test_an_experiment_that_is_a_pipe(runs: Path, cpfl_command: Command) -> None
 
 
 def test_what_a_killed_report_left_goes(tmp_path: Path) -> None:
-    from cpfl.report import style
+    from cpfl.reports import style
 
     left = tmp_path / ".drawing-killed"
     left.mkdir()

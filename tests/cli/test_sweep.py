@@ -15,8 +15,8 @@ from PIL import Image
 import cpfl
 from cpfl.cli.options import values
 from cpfl.engines.ray import ClusterConfig
-from cpfl.sweep import SweepCallback, processes
-from cpfl.sweep.grid import SweepGrid, folder_name
+from cpfl.sweeps import SweepCallback, processes
+from cpfl.sweeps.grid import SweepGrid, folder_name
 
 if TYPE_CHECKING:  # there are several conftest modules: no import of it is sure to be this one
     from conftest import Command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cpfl.sweep.run_queue import RunQueue
+from cpfl.sweeps.run_queue import RunQueue
 
 A, B, C, D = map(Path, "abcd")
 ALL = [A, B, C, D]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpfl.settings import Experiment, experiment_file
-from cpfl.sweep import slots
+from cpfl.sweeps import slots
 
 DIGITS = experiment_file.load("digits")
 

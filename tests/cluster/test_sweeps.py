@@ -84,7 +84,7 @@ VAIN = """
 import json, sys
 import cpfl, ray
 from cpfl.engines.ray import ClusterConfig
-from cpfl.sweep import SweepCallback
+from cpfl.sweeps import SweepCallback
 
 class Looking(SweepCallback):
     def on_start(self, grid, finished):
@@ -122,7 +122,7 @@ CARDS = """
 import json, os, pathlib, sys
 import ray
 from cpfl.engines.ray import ClusterConfig, cluster
-from cpfl.sweep import on_ray
+from cpfl.sweeps import on_ray
 
 def look():
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", "all")

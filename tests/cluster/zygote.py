@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-IMPORTS = ("torch._dynamo", "cpfl.cli", "cpfl.api", "cpfl.engines.lanes", "cpfl.sweep.runner")
+IMPORTS = ("torch._dynamo", "cpfl.cli", "cpfl.api", "cpfl.engines.lanes", "cpfl.sweeps.runner")
 REAL = sys.executable
 # The command `ray`, but nobody beyond this machine can reach what it starts: it would take another address for
 # 127.0.0.1. And its clock stands still while it starts a node, so that a slow machine has time enough.

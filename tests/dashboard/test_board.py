@@ -20,7 +20,7 @@ from cpfl.dashboard.follow import Followed
 from cpfl.dashboard.state import patience
 from cpfl.dashboard.sweeps import FollowedSweep
 from cpfl.errors import SweepError
-from cpfl.report import style
+from cpfl.reports import style
 from cpfl.runs import records
 from cpfl.settings import Experiment
 

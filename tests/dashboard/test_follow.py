@@ -18,7 +18,7 @@ from cpfl.dashboard.follow import Followed, Tail
 from cpfl.dashboard.live import worker_pool
 from cpfl.dashboard.work import samples_left
 from cpfl.errors import DamagedError
-from cpfl.report.reading import LONGEST, CohortHistory, read
+from cpfl.reports.reading import LONGEST, CohortHistory, read
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
 from cpfl.settings import Experiment
@@ -321,7 +321,7 @@ def test_nothing_is_written(run: Path) -> None:
 
 def test_the_same_page_as_the_report(run: Path) -> None:
     """What a report draws of finished runs, the dashboard draws too, equally."""
-    from cpfl.report.content import all_figures
+    from cpfl.reports.content import all_figures
 
     dashboard = Dashboard(run.parent)
     dashboard.page()

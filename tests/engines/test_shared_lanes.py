@@ -16,7 +16,7 @@ from cpfl.engines.lanes.member import Space
 from cpfl.engines.lanes.shared import common_settings
 from cpfl.errors import SweepError
 from cpfl.settings import experiment_file
-from cpfl.sweep import RunProgress, SweepCallback, one_run, processes
+from cpfl.sweeps import RunProgress, SweepCallback, one_run, processes
 
 SMALL: dict[str, Any] = {"precision": "float64", "max_rounds": 4, "clients": 12, "distillation.epochs": 1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {

@@ -14,7 +14,7 @@ import cpfl
 from cpfl.engines.workers import shared
 from cpfl.engines.workers.pool import WorkerPool
 from cpfl.errors import SweepError
-from cpfl.sweep import RunProgress, SweepCallback, one_run
+from cpfl.sweeps import RunProgress, SweepCallback, one_run
 
 SMALL: dict[str, Any] = {"max_rounds": 4, "clients": 12, "data.public_limit": 200, "distillation.epochs": 2}
 COMMON: dict[str, Any] = {"engine": "workers", "device": "cpu", "workers": 2}

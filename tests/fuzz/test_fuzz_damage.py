@@ -236,7 +236,7 @@ def test_a_damaged_file_of_a_data_set(
 
 
 def overview(path: Path) -> None:
-    from cpfl.report import tables
+    from cpfl.reports import tables
 
     tables.overview(path)
 

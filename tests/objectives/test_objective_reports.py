@@ -18,8 +18,8 @@ import cpfl
 from cpfl.inference.answers import described
 from cpfl.inference.global_model import predict
 from cpfl.objectives.base import objective
-from cpfl.report import tables
-from cpfl.report.content import all_figures, content
+from cpfl.reports import tables
+from cpfl.reports.content import all_figures, content
 from cpfl.settings import Model
 from cpfl.trackers import series_name
 

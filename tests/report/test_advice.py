@@ -16,12 +16,12 @@ from small_runs import reseal
 
 import cpfl
 from cpfl.errors import SettingError
-from cpfl.report.advice import Advice, advise_runs, check_limits
-from cpfl.report.candidates import comparisons
-from cpfl.report.figures import pareto
-from cpfl.report.groups import group
-from cpfl.report.sentences import Measure, fixed, sentences
-from cpfl.report.verdict import USUAL, Candidate, Limits, Score, decide
+from cpfl.reports.advice import Advice, advise_runs, check_limits
+from cpfl.reports.candidates import comparisons
+from cpfl.reports.figures import pareto
+from cpfl.reports.groups import group
+from cpfl.reports.sentences import Measure, fixed, sentences
+from cpfl.reports.verdict import USUAL, Candidate, Limits, Score, decide
 from cpfl.runs.finding import find_runs
 from cpfl.settings import experiment_file
 

@@ -14,8 +14,8 @@ from small_runs import reseal
 from tests.visits import IN_A_BROWSER, Visit, browser, luminance
 
 import cpfl
-from cpfl.report import writing as pages
-from cpfl.report.content import content
+from cpfl.reports import writing as pages
+from cpfl.reports.content import content
 from cpfl.runs.finding import find_runs
 
 pytestmark = IN_A_BROWSER

@@ -15,8 +15,8 @@ import pytest
 from small_runs import reseal
 
 import cpfl
-from cpfl.report.cohort_figures import thinned
-from cpfl.report.content import all_figures, content
+from cpfl.reports.cohort_figures import thinned
+from cpfl.reports.content import all_figures, content
 from cpfl.runs import records
 from cpfl.runs.finding import find_runs
 

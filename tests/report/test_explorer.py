@@ -12,8 +12,8 @@ import pytest
 from tests.visits import IN_A_BROWSER, Visit, browser, contrast
 
 import cpfl
-from cpfl.report.advice import advise_runs
-from cpfl.report.verdict import Limits
+from cpfl.reports.advice import advise_runs
+from cpfl.reports.verdict import Limits
 from cpfl.runs.finding import find_runs
 
 pytestmark = IN_A_BROWSER

@@ -17,12 +17,12 @@ import cpfl
 from cpfl.distillation import ensemble
 from cpfl.distillation.ensemble import Chunks, logits_of
 from cpfl.distillation.outputs import TeacherOutputs
-from cpfl.report.content import all_figures, content
+from cpfl.reports.content import all_figures, content
 from cpfl.runs.finding import find_runs
 from cpfl.runs.folder import RunFolder
 from cpfl.settings.types import hours
-from cpfl.sweep import redistill
-from cpfl.sweep.redistill import moments
+from cpfl.sweeps import redistill
+from cpfl.sweeps.redistill import moments
 
 if TYPE_CHECKING:
     from conftest import Command

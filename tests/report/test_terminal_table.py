@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cpfl.report import tables
+from cpfl.reports import tables
 
 
 @pytest.mark.parametrize("width", [60, 75, 76, 80, 100, 160])

@@ -12,8 +12,8 @@ import pytest
 from tests.visits import IN_A_BROWSER, Visit, browser
 
 import cpfl
-from cpfl.report.content import content
-from cpfl.report.tuned import split
+from cpfl.reports.content import content
+from cpfl.reports.tuned import split
 from cpfl.runs.finding import find_runs
 
 __all__ = ["browser"]  # a fixture

@@ -8,9 +8,9 @@ from typing import Any
 
 from tests.visits import IN_A_BROWSER, browser
 
-from cpfl.report.advice import for_script
-from cpfl.report.sentences import Measure, sentences
-from cpfl.report.verdict import Candidate, Limits, Score, decide
+from cpfl.reports.advice import for_script
+from cpfl.reports.sentences import Measure, sentences
+from cpfl.reports.verdict import Candidate, Limits, Score, decide
 
 pytestmark = IN_A_BROWSER
 __all__ = ["browser"]  # a fixture
@@ -32,7 +32,7 @@ def test_script_and_python_agree(browser: Any) -> None:
         found = (choice.reference, choice.chosen, choice.near, choice.lost)
         expected.append([*found, *sentences(choice, measure)])
     page = browser.new_page()
-    page.add_script_tag(content=resources.files("cpfl.report").joinpath("page/verdict.js").read_text())
+    page.add_script_tag(content=resources.files("cpfl.reports").joinpath("page/verdict.js").read_text())
     given = [[for_script(c), list(limits), measure._asdict()] for c, limits, measure in cases]
     for case, ours, theirs in zip(cases, expected, page.evaluate(SCRIPT, given), strict=True):
         assert theirs == ours, case

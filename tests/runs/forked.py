@@ -20,7 +20,7 @@ import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Commands import what they need; these need everything.
-PRELOADED = ["cpfl.api", "cpfl.cli", "cpfl.sweep.runner", __name__]
+PRELOADED = ["cpfl.api", "cpfl.cli", "cpfl.sweeps.runner", __name__]
 CONTEXT.set_forkserver_preload(PRELOADED)
 # An exit code can be read once, and starting a process reads those of all that have ended: one thread at a time.
 READING = threading.Lock()

@@ -22,7 +22,7 @@ from cpfl.data.given import Given
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import RunFolderError
 from cpfl.federation.session import Session
-from cpfl.report import tables
+from cpfl.reports import tables
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
 from cpfl.settings import experiment_file

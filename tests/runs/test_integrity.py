@@ -23,13 +23,13 @@ from cpfl.engines.base import Engine
 from cpfl.engines.reference import ReferenceEngine
 from cpfl.errors import CpflError, DamagedError, RunFolderError
 from cpfl.inference.global_model import export
-from cpfl.report.content import content
-from cpfl.report.tables import overview
+from cpfl.reports.content import content
+from cpfl.reports.tables import overview
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.recorder import RunRecorder
 from cpfl.runs.reload import reload_task
-from cpfl.sweep import sweep
+from cpfl.sweeps import sweep
 
 NEW_RUN = "cpfl run {}/experiment.toml --out NEW"
 # The same outcome as ever, faster: two cohorts, two rounds.

@@ -21,7 +21,7 @@ from cpfl.data.given import Given
 from cpfl.distillation.evaluation import EVALUATORS
 from cpfl.errors import RunFolderError
 from cpfl.federation import stopping
-from cpfl.report import tables
+from cpfl.reports import tables
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder, load_state
 from cpfl.task.task import Task, build_task

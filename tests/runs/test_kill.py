@@ -20,7 +20,7 @@ from small_runs import Unbroken
 
 from cpfl import api
 from cpfl.errors import RunFolderError
-from cpfl.report import tables
+from cpfl.reports import tables
 from cpfl.runs import files, records
 from cpfl.runs.folder import RunFolder
 from cpfl.runs.teachers import Teachers, select_teachers

@@ -10,8 +10,8 @@ from tests.processes import PYTHON, Program
 from tests.tune.small_tunes import SETTINGS
 
 from cpfl.settings import Experiment, experiment_file
-from cpfl.tune.result import read
-from cpfl.tune.space import changed_space, read_space
+from cpfl.tuning.result import read
+from cpfl.tuning.space import changed_space, read_space
 
 PAGE = ROOT / "docs" / "how-to" / "tune.md"
 SHORTER = ["--trials", "3", "--points", "4", "--seeds", "0"]

@@ -17,8 +17,8 @@ from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import reload_task
 from cpfl.runs.teachers import select_teachers
 from cpfl.settings import Distillation
-from cpfl.tune.curve import CurveFollower, evaluator, read_curve
-from cpfl.tune.goal import Goal, Point
+from cpfl.tuning.curve import CurveFollower, evaluator, read_curve
+from cpfl.tuning.goal import Goal, Point
 
 SETTINGS: dict[str, Any] = {
     "clients": 6,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpfl.errors import SettingError
-from cpfl.tune.goal import Goal, Point, behind, front, gigabytes
+from cpfl.tuning.goal import Goal, Point, behind, front, gigabytes
 
 
 def point(hours: float, accuracy: float, cpu: float = 1.0, traffic: float = 1.0) -> Point:

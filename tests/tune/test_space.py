@@ -8,7 +8,7 @@ import pytest
 
 from cpfl.errors import SettingError
 from cpfl.settings import Experiment
-from cpfl.tune.space import Dimension, changed_space, dimension, read_space, settings_of
+from cpfl.tuning.space import Dimension, changed_space, dimension, read_space, settings_of
 
 BASE = Experiment(clients=20)
 

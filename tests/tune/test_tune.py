@@ -15,10 +15,10 @@ from cpfl.cli import tune as command
 from cpfl.errors import CpflError, RunFolderError, SettingError
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
-from cpfl.sweep import SweepCallback
-from cpfl.tune import finalists
-from cpfl.tune.goal import Goal, Point
-from cpfl.tune.result import Trial, read
+from cpfl.sweeps import SweepCallback
+from cpfl.tuning import finalists
+from cpfl.tuning.goal import Goal, Point
+from cpfl.tuning.result import Trial, read
 
 
 class Messages(SweepCallback):

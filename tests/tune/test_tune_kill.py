@@ -11,7 +11,7 @@ from forked import Forked
 from tests.hold import PATH
 from tests.tune.small_tunes import SETTINGS
 
-from cpfl.tune.result import read
+from cpfl.tuning.result import read
 
 COST = {"hours": "0.02", "trials": "5", "points": "4", "batch": "2", "seeds": "1"}
 SEARCH = {

@@ -49,8 +49,8 @@ def bound(
 
     Example: cpfl bound runs/demo; cpfl bound runs/demo --divergence labels --delta 0.1
     """
-    from cpfl.bound import bound as measure
-    from cpfl.report import style
+    from cpfl.bounds import bound as measure
+    from cpfl.reports import style
     from cpfl.runs.folder import check_outside
 
     where = out if out is not None else None if (path / "run.json").is_file() else path
@@ -90,8 +90,8 @@ def _cell(row: dict[str, Any], key: str) -> str:
 
 def _draw(rows: Sequence[dict[str, Any]], where: Path) -> list[Path]:
     """A figure for every group of runs, in every format."""
-    from cpfl.report import style
-    from cpfl.report.bound_figure import bound_figure
+    from cpfl.reports import style
+    from cpfl.reports.bound_figure import bound_figure
     from cpfl.runs import files
 
     groups: dict[str, list[dict[str, Any]]] = {}

@@ -98,7 +98,7 @@ def cohorts(
     """
     from cpfl.cohorts import predefined
     from cpfl.data.given import Given
-    from cpfl.report import assignment_figure, style
+    from cpfl.reports import assignment_figure, style
     from cpfl.runs import files
     from cpfl.settings import experiment_file
     from cpfl.task import loading

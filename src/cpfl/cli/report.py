@@ -30,7 +30,7 @@ def list_runs(
 
     Example: cpfl list runs
     """
-    from cpfl.report import tables
+    from cpfl.reports import tables
 
     rows = [{**row, "distillations": _later(Path(row["path"]))} for row in tables.overview(folder)]
     if as_json:
@@ -43,7 +43,7 @@ def list_runs(
 
 def _later(path: Path) -> list[dict[str, Any]]:
     """Rows for the later distillations of a run."""
-    from cpfl.report.reading import READ_ERRORS, damage
+    from cpfl.reports.reading import READ_ERRORS, damage
     from cpfl.runs.folder import RunFolder
     from cpfl.runs.outcome import read_summary
 
@@ -87,10 +87,10 @@ def report(
     """
     at_once(f"report {' '.join(map(str, folders))}")
 
-    from cpfl.report import writing
-    from cpfl.report.advice import check_limits
-    from cpfl.report.verdict import Limits
-    from cpfl.sweep.redistill import redistill as distill_again
+    from cpfl.reports import writing
+    from cpfl.reports.advice import check_limits
+    from cpfl.reports.verdict import Limits
+    from cpfl.sweeps.redistill import redistill as distill_again
 
     limits = Limits(max_drop, max_hours, max_cpu_hours, max_gb)
     check_limits(limits)

@@ -86,7 +86,7 @@ def resume(
 
     from cpfl import api
     from cpfl.runs.folder import RunFolder
-    from cpfl.sweep import grid
+    from cpfl.sweeps import grid
 
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
     if (path / grid.FILE).is_file():
@@ -221,7 +221,7 @@ def _view(as_json: bool, quiet: bool, verbose: bool, experiment: Experiment, epo
 
 def _advise(path: Path, as_json: bool) -> None:
     """Say what can be concluded from one run, and which command comes next."""
-    from cpfl.report.advice import advise_runs
+    from cpfl.reports.advice import advise_runs
 
     if not as_json:
         options.say("\n".join(advice.text() for advice in advise_runs([path])))

@@ -14,7 +14,7 @@ from cpfl.errors import CpflError, SweepError, failure, printable
 
 if TYPE_CHECKING:
     from cpfl.settings import Experiment
-    from cpfl.sweep import SweepGrid
+    from cpfl.sweeps import SweepGrid
 
 
 def sweep(
@@ -57,7 +57,7 @@ def sweep(
     varied = ", ".join(f"{key} = {value}" for key, value in values.items() if value)
     options.at_once(f"{base.name}: a sweep over {varied}")
 
-    from cpfl.sweep import default_folder
+    from cpfl.sweeps import default_folder
 
     folder = out or default_folder(base)
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
@@ -74,9 +74,9 @@ def run_sweep(
 ) -> None:
     """Run a sweep, then show its tables and pictures. Failed runs are listed last, with exit code 1."""
     import cpfl
-    from cpfl.report import tables
-    from cpfl.report.advice import advise_runs
-    from cpfl.sweep.view import SweepView
+    from cpfl.reports import tables
+    from cpfl.reports.advice import advise_runs
+    from cpfl.sweeps.view import SweepView
 
     with SweepView(options.progress_console(as_json, quiet)) as view:
         try:
@@ -124,8 +124,8 @@ def run_sweep(
 
 def _draw(grid: SweepGrid, groups: Mapping[str, list[dict[str, Any]]], folder: Path) -> list[Path]:
     """A picture for each combination of other settings than n and the seed."""
-    from cpfl.report import figures, style
-    from cpfl.sweep.grid import folder_name
+    from cpfl.reports import figures, style
+    from cpfl.sweeps.grid import folder_name
 
     pictures = []
     for group, rows in groups.items():

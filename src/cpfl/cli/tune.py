@@ -55,8 +55,8 @@ def tune(
     """
     import cpfl
     from cpfl.settings import experiment_file
-    from cpfl.sweep import SweepCallback
-    from cpfl.tune.space import read_space
+    from cpfl.sweeps import SweepCallback
+    from cpfl.tuning.space import read_space
 
     class View(SweepCallback):
         def on_message(self, text: str) -> None:

@@ -11,8 +11,8 @@ from cpfl.dashboard.state import clock, state_of
 from cpfl.dashboard.sweeps import FollowedSweep
 from cpfl.dashboard.work import Work, ended_rounds, work_of
 from cpfl.errors import shortened
-from cpfl.report.content import Tree
-from cpfl.report.reading import shown
+from cpfl.reports.content import Tree
+from cpfl.reports.reading import shown
 from cpfl.terminal.progress import Expected, duration, time_left, total
 
 TILES = 120  # on one board; the others are counted

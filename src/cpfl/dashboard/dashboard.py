@@ -16,12 +16,12 @@ from cpfl.dashboard.sweeps import FollowedSweep
 from cpfl.dashboard.tunes import FILE as TUNE
 from cpfl.dashboard.tunes import FollowedTune
 from cpfl.errors import CpflError
-from cpfl.report.content import Tree, content_of
-from cpfl.report.groups import Group, group
-from cpfl.report.reading import shown
-from cpfl.report.writing import fresh, render
+from cpfl.reports.content import Tree, content_of
+from cpfl.reports.groups import Group, group
+from cpfl.reports.reading import shown
+from cpfl.reports.writing import fresh, render
 from cpfl.runs.finding import find_runs
-from cpfl.sweep.grid import FILE as SWEEP
+from cpfl.sweeps.grid import FILE as SWEEP
 
 MOST = 8 << 20  # bytes of records that one update reads; the next one reads on
 INTERVAL = 1.0  # seconds between two updates, at least

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cpfl.dashboard.follow import Followed
-from cpfl.report import style
-from cpfl.report.cohort_figures import FAINT, FEWEST, POINTS, short, side_by_side, thinned
-from cpfl.report.content import Tree, figure, with_rows
-from cpfl.report.style import GREY, Spec, field, mark, only
+from cpfl.reports import style
+from cpfl.reports.cohort_figures import FAINT, FEWEST, POINTS, short, side_by_side, thinned
+from cpfl.reports.content import Tree, figure, with_rows
+from cpfl.reports.style import GREY, Spec, field, mark, only
 
 CURVES = 400  # in one figure, all runs together
 COMPARED = 8  # runs side by side: as many as there are colours

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cpfl.errors import DamagedError
-from cpfl.report.reading import READ_ERRORS, CohortHistory, RunFacts, damage, read, shown
+from cpfl.reports.reading import READ_ERRORS, CohortHistory, RunFacts, damage, read, shown
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
 from cpfl.terminal.progress import Throughput

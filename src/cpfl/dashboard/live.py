@@ -12,8 +12,8 @@ from cpfl.dashboard.state import clock, patience, state_of
 from cpfl.dashboard.sweeps import FollowedSweep
 from cpfl.dashboard.tunes import FollowedTune
 from cpfl.dashboard.work import Work
-from cpfl.report.content import Tree
-from cpfl.report.reading import READ_ERRORS
+from cpfl.reports.content import Tree
+from cpfl.reports.reading import READ_ERRORS
 from cpfl.terminal.progress import Expected, duration, time_left
 from cpfl.terminal.views import worker_cells
 from cpfl.user_files import check_readable

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from cpfl.dashboard.follow import Followed
-from cpfl.report.content import Tree
-from cpfl.report.reading import CohortHistory, RunFacts
+from cpfl.reports.content import Tree
+from cpfl.reports.reading import CohortHistory, RunFacts
 from cpfl.terminal.progress import duration, rounds_left
 
 QUIET = 60.0  # seconds without a record after which a run may have been interrupted

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from cpfl.dashboard.follow import Stamp, Tail, stamp
-from cpfl.report.reading import READ_ERRORS, damage
-from cpfl.sweep.grid import FILE, SweepGrid
-from cpfl.sweep.log import FILE as LOG
+from cpfl.reports.reading import READ_ERRORS, damage
+from cpfl.sweeps.grid import FILE, SweepGrid
+from cpfl.sweeps.log import FILE as LOG
 
 LOG_BYTES = 1 << 20  # that are read at a time
 

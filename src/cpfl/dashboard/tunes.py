@@ -8,8 +8,8 @@ from typing import Any
 from cpfl.dashboard.board import LONGEST, Board, make_board
 from cpfl.dashboard.follow import Stamp, stamp
 from cpfl.errors import DamagedError, shortened
-from cpfl.report.content import Tree
-from cpfl.report.reading import READ_ERRORS, damage, shown
+from cpfl.reports.content import Tree
+from cpfl.reports.reading import READ_ERRORS, damage, shown
 from cpfl.terminal.progress import duration
 from cpfl.user_files import check_readable
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cpfl.dashboard.follow import Followed
-from cpfl.report.reading import CohortHistory, RunFacts
+from cpfl.reports.reading import CohortHistory, RunFacts
 from cpfl.settings import Experiment
 from cpfl.terminal.progress import Expected, expected_rounds, rounds_left, total
 

@@ -12,9 +12,9 @@ from cpfl.errors import CpflError, SettingError, quoted
 from cpfl.inference import answers, outcome
 from cpfl.inference.global_model import Deployed, load_global
 from cpfl.models import State
-from cpfl.report import style
-from cpfl.report.cohort_figures import losses
-from cpfl.report.reading import read
+from cpfl.reports import style
+from cpfl.reports.cohort_figures import losses
+from cpfl.reports.reading import read
 from cpfl.runs import records
 from cpfl.runs.folder import RunFolder
 from cpfl.settings import Experiment

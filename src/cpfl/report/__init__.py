@@ -1,5 +1,0 @@
-"""Tables, figures and the page over run folders; nothing here trains or reads data sets."""
-
-from cpfl.report.writing import Written, report
-
-__all__ = ["Written", "report"]

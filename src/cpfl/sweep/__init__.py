@@ -1,7 +1,0 @@
-"""Sweeps: one experiment over many n, seeds and other settings, one run folder for each. What a run does is in api."""
-
-from cpfl.sweep.callback import RunProgress, SweepCallback
-from cpfl.sweep.grid import SweepGrid, default_folder
-from cpfl.sweep.runner import sweep
-
-__all__ = ["RunProgress", "SweepCallback", "SweepGrid", "default_folder", "sweep"]
