@@ -103,7 +103,10 @@ def _evidence(choice: Choice, measure: Measure) -> str:
     if measure.samples:
         size = f"{measure.samples:,} test {measure.unit}, one is {number(100 / measure.samples)} points"
     cut_off = sum(one.candidate.cut_off for one in ([base] if row is base else [base, row]))
-    return " · ".join([seeds, size, f"{count(cut_off, 'cohort')} cut off" if cut_off else "none cut off"])
+    texts = [seeds, size, f"{count(cut_off, 'cohort')} cut off" if cut_off else "none cut off"]
+    if row is not base and row.validation_drop is not None:
+        texts.append(f"on validation samples it {loss(row.validation_drop)}")
+    return " · ".join(texts)
 
 
 def _verdict(choice: Choice, i: int) -> str:

@@ -36,6 +36,8 @@ class Score(NamedTuple):
     cpu_hours: float
     gb: float
     ensemble: float
+    validation: float | None = None  # accuracy on the samples that clients keep back; None: not known
+    global_gb: float | None = None  # of the traffic, that between servers; None: not known
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Row:
     cpu_hours: float
     gb: float
     ensemble_drop: float
+    validation_drop: float | None = None  # None: some seed has no validation
+    global_gb: float | None = None
     fails: list[str] = field(default_factory=list)  # of accuracy, hours, cpu_hours, gb
 
     @property
@@ -149,6 +153,8 @@ def _row(one: Candidate, base: Candidate, limits: Limits) -> Row:
         mean([score.cpu_hours for score in own]),
         mean([score.gb for score in own]),
         mean([b.accuracy - s.ensemble for b, s in pairs]),
+        known_mean([None if None in (b.validation, s.validation) else b.validation - s.validation for b, s in pairs]),
+        known_mean([score.global_gb for score in own]),
     )
     spent = {"accuracy": row.drop, "hours": row.last, "cpu_hours": row.cpu_hours, "gb": row.gb}
     allowed = dict(zip(spent, limits, strict=True))
@@ -171,7 +177,7 @@ def _lost_by_distilling(row: Row, limits: Limits) -> bool:
 
 
 def _average(scores: Sequence[Score]) -> Score:
-    return Score(*(mean(values) for values in zip(*scores, strict=True)))
+    return Score(*(known_mean(values) for values in zip(*scores, strict=True)))  # type: ignore[arg-type]
 
 
 def _ratio(base: float, own: float) -> float:
@@ -184,6 +190,12 @@ def mean(values: Sequence[float]) -> float:
     for value in values:
         total += value
     return total / len(values)
+
+
+def known_mean(values: Sequence[float | None]) -> float | None:
+    """The same; None where one value is not known."""
+    known = [value for value in values if value is not None]
+    return mean(known) if len(known) == len(values) else None
 
 
 def typical(ratios: Sequence[float]) -> float:

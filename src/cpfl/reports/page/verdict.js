@@ -2,10 +2,11 @@
 // Which candidate to take, and the sentences that say so: verdict.py and sentences.py, line by line, for moved sliders.
 const verdict = (() => {
   const [GAIN, TIE, BAND, TINY, EXACT] = [1.1, 1.05, 0.5, 1e-6, 1e-9];
-  const KEYS = ["accuracy", "hours", "cpu_hours", "gb", "ensemble"]; // of a score
+  const KEYS = ["accuracy", "hours", "cpu_hours", "gb", "ensemble", "validation", "global_gb"]; // of a score; the last two may be null
 
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const typical = (ratios) => Math.exp(mean(ratios.map(Math.log)));
+  const knownMean = (values) => (values.includes(null) ? null : mean(values));
   const ratio = (base, own) => (base + TINY) / (own + TINY);
   const column = (candidate, key) => candidate.scores.map((score) => score[KEYS.indexOf(key)]);
   const six = (value) => Math.round(value * 1e6);
@@ -28,7 +29,7 @@ const verdict = (() => {
       return at < 0 ? [] : [[base.scores[at], score]];
     });
     const paired = pairs.length > 0;
-    if (!paired) pairs = [[base, candidate].map((one) => KEYS.map((key) => mean(column(one, key))))];
+    if (!paired) pairs = [[base, candidate].map((one) => KEYS.map((key) => knownMean(column(one, key))))];
     const row = {
       candidate,
       drops: pairs.map(([b, s]) => b[0] - s[0]),
@@ -40,6 +41,8 @@ const verdict = (() => {
       cpu_hours: mean(column(candidate, "cpu_hours")),
       gb: mean(column(candidate, "gb")),
       ensembleDrop: mean(pairs.map(([b, s]) => b[0] - s[4])),
+      validationDrop: knownMean(pairs.map(([b, s]) => (b[5] === null || s[5] === null ? null : b[5] - s[5]))),
+      globalGb: knownMean(column(candidate, "global_gb")),
     };
     row.drop = mean(row.drops);
     row.speed = typical(row.speeds);
@@ -84,6 +87,7 @@ const verdict = (() => {
     return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? `.${part}` : "");
   }
   const number = (value) => fixed(value, value >= 100 ? 0 : value >= 10 ? 1 : 2);
+  const short = (value) => (value && value < 0.01 ? "< 0.01" : number(value));
   const count = (value, noun) => `${value} ${noun}${value === 1 ? "" : "s"}`;
   function points(value, exact) {
     const text = exact ? fixed(value, 2).replace(/0+$/, "").replace(/\.$/, "") : fixed(value, 1);
@@ -190,7 +194,9 @@ const verdict = (() => {
     }
     const one = samples ? `${fixed(samples, 0)} test ${unit}, one is ${number(100 / samples)} points` : `metric ${metric}`;
     const cut = base.candidate.cut_off + (row === base ? 0 : row.candidate.cut_off);
-    return [seeds, one, cut ? `${count(cut, "cohort")} cut off` : "none cut off"].join(" · ");
+    const texts = [seeds, one, cut ? `${count(cut, "cohort")} cut off` : "none cut off"];
+    if (row !== base && row.validationDrop !== null) texts.push(`on validation samples it ${loss(row.validationDrop)}`);
+    return texts.join(" · ");
   }
 
   // measure: metric, samples, unit.
@@ -204,5 +210,5 @@ const verdict = (() => {
     };
   }
 
-  return { decide, sentences, fixed, number, points, mean, typical };
+  return { decide, sentences, fixed, number, short, points, mean, typical };
 })();
