@@ -97,8 +97,10 @@ def _evidence(choice: Choice, measure: Measure) -> str:
     if not row.paired:
         seeds = f"no seed in common with {base.candidate.name}"
     elif row is not base:
-        faster = sum(speed >= TIE - EXACT for speed in row.speeds)
-        seeds = f"faster in {faster} of {len(row.speeds)} seeds" if len(row.speeds) > 1 else "one seed only"
+        sooner = row.speed >= GAIN - EXACT or row.drop > EXACT
+        those = sum(speed >= TIE - EXACT for speed in row.speeds) if sooner else sum(d < -EXACT for d in row.drops)
+        told = f"{'faster' if sooner else 'more accurate'} in {those} of {len(row.speeds)} seeds"
+        seeds = told if len(row.speeds) > 1 else "one seed only"
     size = f"metric {measure.metric}"
     if measure.samples:
         size = f"{measure.samples:,} test {measure.unit}, one is {number(100 / measure.samples)} points"

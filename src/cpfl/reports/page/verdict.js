@@ -54,8 +54,14 @@ const verdict = (() => {
   function best(rows, among) {
     if (!among.length) return null;
     const fastest = Math.max(...among.map((i) => rows[i].speed));
-    const tied = among.filter((i) => rows[i].speed * TIE >= fastest - EXACT);
-    return least(tied, (i) => six(rows[i].drop), (i) => -six(typical(rows[i].savings)));
+    return mostAccurate(rows, among.filter((i) => rows[i].speed * TIE >= fastest - EXACT));
+  }
+
+  const mostAccurate = (rows, among) => least(among, (i) => six(rows[i].drop), (i) => -six(typical(rows[i].savings)));
+
+  // As soon and more accurate.
+  function isBetter(row, band) {
+    return row.speed * TIE >= 1 - EXACT && row.drop < -band - EXACT && row.drops.every((drop) => drop < -EXACT);
   }
 
   // limits: points, hours, CPU hours, GB; null where there is none.
@@ -65,9 +71,12 @@ const verdict = (() => {
     const every = rows.map((_, i) => i);
     const fitting = every.filter((i) => !rows[i].fails.length);
     const gaining = fitting.filter((i) => rows[i].speed >= GAIN - EXACT);
-    const chosen = !gaining.length && fitting.includes(base) ? base : best(rows, gaining.length ? gaining : fitting);
     const share = Math.min(Math.max(mean(column(candidates[base], "accuracy")) / 100, 0), 1);
     const band = (samples ? 100 * Math.sqrt((share * (1 - share)) / samples) : 0) || BAND;
+    const better = fitting.filter((i) => isBetter(rows[i], band));
+    let chosen = base;
+    if (gaining.length || !fitting.includes(base)) chosen = best(rows, gaining.length ? gaining : fitting);
+    else if (better.length) chosen = mostAccurate(rows, better);
     const faster = GAIN * (chosen === null ? 1 : rows[chosen].speed) - EXACT;
     const missing = every.filter((i) => rows[i].fails.join() === "accuracy" && rows[i].speed >= faster);
     const near = best(rows, missing.filter((i) => rows[i].drop - limits[0] <= band + EXACT));
@@ -189,8 +198,10 @@ const verdict = (() => {
     let seeds = count(row.candidate.scores.length, "seed");
     if (!row.paired) seeds = `no seed in common with ${base.candidate.name}`;
     else if (row !== base) {
-      const faster = row.speeds.filter((speed) => speed >= TIE - EXACT).length;
-      seeds = row.speeds.length > 1 ? `faster in ${faster} of ${row.speeds.length} seeds` : "one seed only";
+      const sooner = row.speed >= GAIN - EXACT || row.drop > EXACT;
+      const those = sooner ? row.speeds.filter((speed) => speed >= TIE - EXACT) : row.drops.filter((drop) => drop < -EXACT);
+      const told = `${sooner ? "faster" : "more accurate"} in ${those.length} of ${row.speeds.length} seeds`;
+      seeds = row.speeds.length > 1 ? told : "one seed only";
     }
     const one = samples ? `${fixed(samples, 0)} test ${unit}, one is ${number(100 / samples)} points` : `metric ${metric}`;
     const cut = base.candidate.cut_off + (row === base ? 0 : row.candidate.cut_off);
