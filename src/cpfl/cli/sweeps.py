@@ -52,14 +52,12 @@ def sweep(
     """
     from cpfl.settings import experiment_file
 
-    lists = {
-        "cohorts": None if cohorts is None else options.whole_numbers(cohorts, "--cohorts"),
-        "seeds": None if seeds is None else options.whole_numbers(seeds, "--seeds"),
-        "over": options.values(over or [], "--over"),
-    }
+    numbers = None if cohorts is None else options.whole_numbers(cohorts, "--cohorts")
+    all_seeds = None if seeds is None else options.whole_numbers(seeds, "--seeds")
+    others = options.values(over or [], "--over")
     given = experiment_file.parse_assignments(settings or [])
-    several = {"cohorts": lists["cohorts"], "seed": lists["seeds"]} | {**lists["over"]}
-    base = experiment_file.varied_base(experiment, given, {key: some for key, some in several.items() if some})
+    several = {key: some for key, some in {"cohorts": numbers, "seed": all_seeds, **others}.items() if some}
+    base = experiment_file.varied_base(experiment, given, several)
     texts = {"n": cohorts, "seed": seeds} | dict(pair.partition("=")[::2] for pair in over or [])
     varied = ", ".join(f"{key} = {value}" for key, value in texts.items() if value)
     options.at_once(f"{base.name}: a sweep over {varied}")
@@ -68,8 +66,9 @@ def sweep(
 
     folder = out or default_folder(base)
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
-    # The settings are given again: they are kept with another recipe or server.
-    arguments |= lists | {"out": folder, "settings": given, "download": options.may_download(download)}
+    arguments |= {"out": folder, "cohorts": numbers, "seeds": all_seeds, "over": others}
+    arguments["settings"] = given  # kept with another recipe or server
+    arguments["download"] = options.may_download(download)
     run_sweep(base, folder, jobs, as_json, quiet, arguments)
 
 

@@ -123,8 +123,8 @@ def _sweep(
             callback.on_message(f"{key} is varied: its values in over count, not the single one")
         folder = expanded(Path(out), "out") if out is not None else default_folder(base)
         grid = SweepGrid.from_values(base, cohorts, seeds, over or {}, settings)
-        runs = [grid.experiment(name) for name in grid.runs]
-        if any(one.cohorts == 1 for one in runs) and any(one.meets or one.merges for one in runs):
+        all_of_it = [grid.experiment(name) for name in grid.runs]
+        if any(one.cohorts == 1 for one in all_of_it) and any(one.meets or one.merges for one in all_of_it):
             callback.on_message(ALONE)
     if common.get("data") is not None:
         common["data"] = str(expanded(Path(common["data"]), "data").absolute())  # runs may start in another folder
