@@ -39,6 +39,7 @@ CERTIFICATE_DAYS = 30
 CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
 STOP_SECONDS = 5.0  # for a process to end before it is killed
 POLL_SECONDS = 0.2  # between reads of the run's log
+_given = set[int]()  # ports that were chosen here, and that a program may not listen on yet
 
 
 class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
@@ -225,12 +226,16 @@ def imported_modules(app: Path) -> list[str]:
 
 
 def _follow(fleet: LocalFleet, notify: Notify) -> None:
-    """Repeat the run's log until the run ends."""
+    """Repeat the run's log until the run ends, and tell of nodes that end before: the server waits for them."""
     process = fleet.processes["run"]
+    nodes = {name: node for name, node in fleet.processes.items() if name.startswith("node-")}
     with fleet.log("run").open(errors="replace") as log:
         rest, ended = "", False
         while not ended:
             ended = process.poll() is not None
+            for name in [name for name, node in nodes.items() if not ended and node.poll() is not None]:
+                del nodes[name]
+                notify(f"{name} has ended: {fleet.tail(name, 300)}")
             *lines, rest = (rest + log.read()).split("\n")
             for text in filter(None, map(internals.log_text, lines)):
                 notify(text)
@@ -241,10 +246,13 @@ def _follow(fleet: LocalFleet, notify: Notify) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that the system gives to no other program before it is used."""
+    """A port that nobody listens on, and that neither the system nor this function gives to another program."""
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        if port in _given:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
+            _given.add(port)
             return port
     raise CpflError(f"all ports from {PORTS[0]} to {PORTS[-1]} are taken")
 
