@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_the_terms_of_every_n(runs: Path, measured: Any) -> None:
     first, second = [one for one in measured["runs"] if one["n"] == 2]
     row = measured["rows"][1]
     assert row["risk"] == pytest.approx((first["risk"] + second["risk"]) / 2)
-    assert row["risk_spread"] == pytest.approx(abs(first["risk"] - second["risk"]) / 2)
+    assert row["risk_spread"] == pytest.approx(abs(first["risk"] - second["risk"]) / math.sqrt(2))
 
 
 def test_runs_that_share_clients_share_their_terms(runs: Path, measured: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.visits import IN_A_BROWSER, Visit, browser, contrast
+from tests.visits import IN_A_BROWSER, Visit, browser, contrast, luminance
 
 import cpfl
 from cpfl.reports.advice import advise_runs
@@ -18,10 +18,28 @@ from cpfl.runs.finding import find_runs
 
 pytestmark = IN_A_BROWSER
 __all__ = ["browser"]  # a fixture
-MARKED = """([selector, i]) => {
-    document.querySelector('[data-marked]')?.removeAttribute('data-marked');
-    document.querySelectorAll(selector)[i].dataset.marked = 'yes';
+# Of every mark in a figure: the colour of its line, else of its area, over what lies behind it.
+COLOURS = """() => {
+    const found = new Map();
+    const parts = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+    for (const figure of document.querySelectorAll('[data-figure]')) {
+        const behind = getComputedStyle(figure.closest('figure')).backgroundColor;
+        for (const one of figure.querySelectorAll('.role-mark :is(path, line, text)')) {
+            const style = getComputedStyle(one), box = one.getBoundingClientRect();
+            const keys = one.tagName === 'text' ? ['fill'] : ['stroke', 'fill'];
+            const key = keys.find(key => style[key].startsWith('rgb('));  // neither none nor transparent
+            const opaque = Number(style.opacity) * Number(style[`${key}Opacity`]);
+            if (!key || !opaque || !(box.width + box.height)) continue;
+            const under = parts(behind);
+            const seen = parts(style[key]).map((part, i) => Math.round(opaque * part + (1 - opaque) * under[i]));
+            const row = [figure.dataset.figure, one.tagName, `rgb(${seen})`, behind];
+            found.set(row.join(), row);
+        }
+    }
+    return [...found.values()];
 }"""
+TICKS = """[...document.querySelectorAll('[data-figure=validation-loss] .role-axis-label text')]
+    .map(one => one.textContent).join()"""
 SLIDE = """([i, to]) => {
     const input = document.querySelectorAll('.sliders input')[i];
     input.value = to === null ? input.max : to;
@@ -173,11 +191,66 @@ def test_two_candidates_side_by_side(
 def test_marks_of_figures_have_contrast(browser: Any, reported_again: Path, scheme: str) -> None:
     with Visit(browser, reported_again.as_uri(), 1280, scheme) as visit:
         page = visit.page
-        for name in ("trade-off", "lost", "time-budget", "hours-against-n", "finish-times", "validation-loss"):
-            for kind in (".mark-line path", ".mark-symbol path", ".mark-rule line"):
-                selector = f"[data-figure={name}] .role-mark{kind}"
-                for i in range(page.locator(selector).count()):
-                    page.evaluate(MARKED, [selector, i])
-                    key = "stroke" if "symbol" not in kind else "fill"
-                    if page.eval_on_selector("[data-marked]", f"one => getComputedStyle(one).{key}") != "none":
-                        assert contrast(page, "[data-marked]", key) >= 3, (name, kind, i)
+        names = page.eval_on_selector_all("[data-figure]", "all => all.map(one => one.dataset.figure)")
+        assert len(names) == 15
+        seen = set()
+        for name, kind, colour, behind in page.evaluate(COLOURS):
+            seen.add(name)
+            lighter, darker = sorted((luminance(colour), luminance(behind)), reverse=True)
+            assert (lighter + 0.05) / (darker + 0.05) >= (4.5 if kind == "text" else 3), (name, kind, colour)
+        assert seen == set(names)
+
+
+def test_curves_are_zoomed_and_compared(browser: Any, reported: Path) -> None:
+    with Visit(browser, reported.as_uri()) as visit:
+        page = visit.page
+        before = page.evaluate(TICKS)
+        for name in ("Zoom in", "Later"):  # by keyboard
+            last = page.evaluate(TICKS)
+            page.get_by_role("button", name=name).focus()
+            page.keyboard.press("Enter")
+            page.wait_for_function(f"last => {TICKS} !== last", arg=last)
+        page.get_by_role("button", name="Whole figure").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function(f"before => {TICKS} === before", arg=before)
+        plot = page.locator("[data-figure=validation-loss] svg")
+        plot.scroll_into_view_if_needed()
+        box = plot.bounding_box()
+        page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.6 * box["height"])
+        page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 0.6 * box["height"])
+        page.wait_for_selector("#vg-tooltip-element.visible")
+        said = page.locator("#vg-tooltip-element tr").all()
+        told = {row.locator("td").first.inner_text(): row.locator("td").last.inner_text() for row in said}
+        assert 1 <= int(told["cohorts that train"]) <= 4
+        assert float(told["lowest loss"]) <= float(told["median loss"]) <= float(told["highest loss"])
+        assert visit.complaints == []
+
+
+def test_the_quorum_is_dragged_and_the_title_follows(browser: Any, reported: Path) -> None:
+    with Visit(browser, reported.as_uri()) as visit:
+        page = visit.page
+        titles = set()
+        for n, seed in (("4", "90"), ("2", "91")):
+            page.select_option("#pick label:nth-child(1) select", n)
+            page.select_option("#pick label:nth-child(2) select", seed)
+            page.wait_for_function(
+                """([n, seed]) => document.querySelector('#timeline h3').textContent.includes(`n = ${n}, seed ${seed};`)
+                    && document.querySelector('#method h3').textContent.includes(`n = ${n}:`)""",
+                arg=[n, seed],
+            )
+            titles.add(page.inner_text("#timeline h3"))
+        assert len(titles) == 2
+        plot = page.locator("[data-figure=timeline] svg")
+        plot.scroll_into_view_if_needed()
+        bars = page.locator("[data-figure=timeline] .role-mark.mark-rect path")
+        first, every = bars.first.bounding_box(), [bars.nth(i).bounding_box() for i in range(bars.count())]
+        end = max(box["x"] + box["width"] for box in every if abs(box["y"] - first["y"]) < 2)
+        rule = page.locator("[data-figure=timeline] .role-mark.mark-rule line")
+        page.mouse.move(end + 1, first["y"])
+        page.mouse.down()
+        page.wait_for_function(
+            "document.querySelector('[data-figure=timeline] input[type=range]').value === '50'"  # one of two cohorts
+        )
+        page.mouse.up()
+        assert rule.bounding_box()["x"] == pytest.approx(end, abs=2)
+        assert visit.complaints == []

@@ -1,4 +1,4 @@
-"""One row for every n: means over seeds and their spread, of runs that differ in nothing else."""
+"""One row for every n: means over seeds and their sample standard deviation, of runs that differ in nothing else."""
 
 import json
 import statistics
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cpfl.bounds.measure import RunBound
+from cpfl.reports.tables import deviation
 from cpfl.runs.folder import RunFolder
 from cpfl.settings import effects
 
@@ -31,5 +32,5 @@ def _row(runs: Sequence[RunBound], settings: str) -> dict[str, Any]:
     found: dict[str, Any] = {"n": runs[0].n, "seeds": len(runs), **({"settings": settings} if settings else {})}
     for key in runs[0].numbers():
         values = [run.numbers()[key] for run in runs]
-        found |= {key: statistics.fmean(values), f"{key}_spread": statistics.pstdev(values)}
+        found |= {key: statistics.fmean(values), f"{key}_spread": deviation(values)}
     return found

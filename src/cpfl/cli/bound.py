@@ -73,7 +73,7 @@ def bound(
         return
     texts = ("settings",) if "settings" in found.rows[0] else ()
     cells = [(*(row[text] for text in texts), str(row["n"]), *(_cell(row, key) for key in HEADS)) for row in found.rows]
-    several = f"; mean ± standard deviation over {max(row['seeds'] for row in found.rows)} seeds"
+    several = f"; mean ± sample standard deviation over {max(row['seeds'] for row in found.rows)} seeds"
     title = f"Theorem 1: terms, their sum, and measured risks (δ = {delta:g}, divergence: {divergence}"
     title += (several if max(row["seeds"] for row in found.rows) > 1 else "") + ")"
     options.show_table(cells, texts, ("n", *HEADS.values()), title)

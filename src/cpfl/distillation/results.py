@@ -95,6 +95,7 @@ class TestSet:
                 "student_accuracy_best_epoch": max((epoch.accuracy for epoch in epochs), default=accuracy),
                 "student_accuracy_per_class": by_class,  # None: a class that the test set lacks
                 "teacher_accuracy_mean": statistics.fmean(teacher_accuracies),
+                # The teachers of a run are all there are, no sample of more.
                 "teacher_accuracy_std": statistics.pstdev(teacher_accuracies),
                 "by_cohort": [{"accuracy": one} for one in teacher_accuracies],
                 "ensemble_accuracy": ensemble_accuracy,

@@ -160,8 +160,8 @@ def _disagreement(comparison: Comparison, choice: Choice) -> list[str]:
     for i in sorted({choice.chosen, choice.near, *choice.missing} - {None, choice.reference}):  # type: ignore[type-var]
         row = choice.rows[i]  # type: ignore[index]
         if row.validation_drop is not None and (row.drop > most) != (row.validation_drop > most):
-            on_both = f"{loss(row.drop)} on the test set and {loss(row.validation_drop)} on validation samples"
-            texts.append(f"{row.candidate.name} {on_both}")
+            sides = f"{loss(row.drop)} on the test set, but {loss(row.validation_drop)} on validation samples"
+            texts.append(f"{row.candidate.name} {sides}")
     limit = points(choice.limits.max_drop, exact=True)
     return [f"Test and validation disagree about your limit of {limit}: {'; '.join(texts)}."] if texts else []
 

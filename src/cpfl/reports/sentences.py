@@ -64,7 +64,8 @@ def _detail(choice: Choice, measure: Measure, verdicts: Sequence[str]) -> list[s
         row = rows[choice.near]
         told = f", less than {measure.samples:,} test {measure.unit} can tell (±{fixed(choice.band, 1)})"
         over = over_by(row.drop - choice.limits.max_drop)
-        text = f"{row.candidate.name} {would(row.speed)} and misses your limit by {over} points"
+        paired = f" (seed by seed {_speeds(row)})" if len(row.speeds) > 1 else ""
+        text = f"{row.candidate.name} {would(row.speed)}{paired} and misses your limit by {over} points"
         texts.append(f"{text}{told if measure.samples else ''}.")
     elif choice.lost is not None:
         row = rows[choice.lost]

@@ -78,9 +78,10 @@ const explorer = (() => {
   }
 
   // All that is sent, and of this what clients and servers send.
-  function traffic({ gb, globalGb }) {
+  function traffic({ candidate, gb, globalGb }) {
     const cell = make("td", { class: "traffic" }, verdict.number(gb));
-    if (globalGb !== null) cell.append(make("small", {}, `clients ${verdict.number(gb - globalGb)}, servers ${verdict.short(globalGb)}`));
+    if (candidate.n === 1) cell.append(make("small", {}, "clients and one server"));
+    else if (globalGb !== null) cell.append(make("small", {}, `clients ${verdict.number(gb - globalGb)}, servers ${verdict.short(globalGb)}`));
     return cell;
   }
 

@@ -129,6 +129,8 @@ const verdict = (() => {
     return row.speed >= GAIN - EXACT ? "fits, but gains less" : `fits, gains no time (${fixed(row.speed, 2)}×)`;
   }
 
+  const speedsOf = ({ speeds }) => speeds.slice(0, 5).map((one) => `${fixed(one, 2)}×`).join(", ") + (speeds.length > 5 ? " …" : "");
+
   function closest({ rows, near }) {
     return near ?? least(rows.map((_, i) => i), (i) => rows[i].fails.length, (i) => rows[i].drop);
   }
@@ -170,7 +172,8 @@ const verdict = (() => {
       const row = rows[choice.near];
       const told = samples ? `, less than ${fixed(samples, 0)} test ${unit} can tell (±${fixed(choice.band, 1)})` : "";
       const over = overBy(row.drop - choice.limits[0]);
-      texts.push(`${row.candidate.name} ${would(row.speed)} and misses your limit by ${over} points${told}.`);
+      const paired = row.speeds.length > 1 ? ` (seed by seed ${speedsOf(row)})` : "";
+      texts.push(`${row.candidate.name} ${would(row.speed)}${paired} and misses your limit by ${over} points${told}.`);
     } else if (choice.lost !== null) {
       const row = rows[choice.lost];
       const [ensemble, student] = ["ensemble", "accuracy"].map((key) => fixed(mean(column(row.candidate, key)), 1));
@@ -185,9 +188,8 @@ const verdict = (() => {
     const others = rows.map((_, i) => i).filter((i) => i !== at && !rows[i].fails.length);
     const second = best(rows, others);
     if (chosen === at && second !== null) {
-      const { candidate, speed, speeds } = rows[second];
-      const shown = speeds.slice(0, 5).map((one) => `${fixed(one, 2)}×`).join(", ") + (speeds.length > 5 ? " …" : "");
-      texts.push(`Within the limits ${candidate.name} ${pace(speed)}, seed by seed ${shown}.`);
+      const { candidate, speed } = rows[second];
+      texts.push(`Within the limits ${candidate.name} ${pace(speed)}, seed by seed ${speedsOf(rows[second])}.`);
     }
     return texts.join(" ");
   }
