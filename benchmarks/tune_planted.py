@@ -34,6 +34,7 @@ from cpfl.sweeps.runner import machines
 from cpfl.tuning.curve import FILE, CurveFollower, read_curve
 from cpfl.tuning.goal import Goal, Point
 from cpfl.tuning.space import Dimension, settings_of
+from cpfl.tuning.start import load
 from cpfl.tuning.tuner import Tuner
 
 RESULTS = Path(__file__).parents[1] / "results" / "tune"
@@ -73,7 +74,8 @@ def tuner(folder: Path) -> Tuner:
         devices={"trace": str(fleet)},
     )  # fmt: skip
     request = {"trials": TRIALS, "search": SEARCH, "fixed": [], "points": POINTS, "batch": 6, "prune": False}
-    made = Tuner(base, Goal(hours=HOURS), folder, request, {"engine": "auto"}, SweepCallback())
+    common = {"engine": "auto"}
+    made = Tuner(base, Goal(hours=HOURS), folder, request, common, SweepCallback(), partial(load, common=common))
     made.prepare(None)
     return made
 
