@@ -25,7 +25,7 @@ from cpfl.tuning.result import ENDED, Outcome, Trial
 from cpfl.tuning.space import changed_space, default_space, references
 
 ASKS = 5  # times the trials: settings that were tried already are asked for again
-REPEATED = 3  # such settings in a row, after which a random trial is asked for
+REPEATED = 10  # such settings in a row, after which a random trial is asked for
 
 
 class Tuner:
@@ -44,6 +44,7 @@ class Tuner:
         self.base, self.goal, self.folder, self.request = base, goal, folder, request
         self._common, self._callback = common, callback
         self._load = load
+        self._repeated: list[int] = []  # trials whose value the search is not told yet
 
     def prepare(self, before: Mapping[str, Any] | None) -> None:
         """Find mistakes before anything is written; take what an earlier start of this tune has found."""
@@ -141,6 +142,8 @@ class Tuner:
         same = next((t for t in others if t.experiment == digest and t.number < trial.number), None)
         if same is not None:
             self._end(replace(trial, state="repeated", same_as=same.number if same.same_as is None else same.same_as))
+            self._repeated.append(trial.number)
+            self._tell_repeated()
             return False
         self.outcome = self.outcome.with_trial(trial)
         batch[trial.number] = experiment
@@ -168,15 +171,27 @@ class Tuner:
             trial = trials[number]
             path = self.folder / trial.path
             self._end(replace(trial, **_found(path, errors.get(path, ""))))
+        self._tell_repeated()
 
     def _end(self, trial: Trial) -> None:
         """Keep and tell what became of a trial."""
         self.outcome = self.outcome.with_trial(trial)
         if trial.reference:
             self.search.add(trial.number, trial.settings, trial.curve)
-        else:
-            failed = trial.state in ("failed", "repeated")  # the same again says nothing new
-            self.search.tell(trial.number, trial.curve, trial.state == "pruned", failed)
+        elif trial.state != "repeated":
+            impossible = trial.state == "failed" and not trial.experiment
+            self.search.tell(trial.number, trial.curve, trial.state == "pruned", trial.state == "failed", impossible)
+
+    def _tell_repeated(self) -> None:
+        """Settings that differ only in what has no effect are worth the same, as soon as that is known."""
+        trials = self.outcome.trials
+        for number in self._repeated.copy():
+            same_as = trials[number].same_as
+            assert same_as is not None, "a repeated trial"
+            same = trials[same_as]
+            if same.state in ENDED:
+                self.search.tell(number, same.curve, same.state == "pruned", same.state == "failed")
+                self._repeated.remove(number)
 
     def _tell_progress(self, ended: Trial, done: Mapping[str, Trial]) -> None:
         """What a view shows once a trial of the batch has ended."""
