@@ -2,6 +2,7 @@
 
     python benchmarks/tune_planted.py enumerate    # runs every combination once; continues where it was
     python benchmarks/tune_planted.py compare      # 40 trials with each of five seeds, against random search
+    python benchmarks/tune_planted.py try          # with twenty other seeds, to choose the search by; writes nothing
 
 A small fleet of fast, slower and slow devices. Every combination of the space is trained as `cpfl tune` trains a trial,
 and its curve is kept in results/tune/planted.jsonl. Then the search proposes trials as it does in `cpfl tune`, and is
@@ -14,7 +15,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -34,11 +35,12 @@ from cpfl.sweeps.runner import machines
 from cpfl.tuning.curve import FILE, CurveFollower, read_curve
 from cpfl.tuning.goal import Goal, Point
 from cpfl.tuning.space import Dimension, settings_of
+from cpfl.tuning.start import load
 from cpfl.tuning.tuner import Tuner
 
 RESULTS = Path(__file__).parents[1] / "results" / "tune"
 TABLE = RESULTS / "planted.jsonl"
-CLIENTS, HOURS, POINTS, TRIALS, SEEDS, CHUNK = 12, 0.016, 8, 40, range(5), 30
+CLIENTS, HOURS, POINTS, TRIALS, CHUNK = 12, 0.016, 8, 40, 30
 SPEEDS = [10] * 6 + [20] * 3 + [60] * 3  # milliseconds a sample
 SEARCH = {
     "cohorts": [1, 2, 4],
@@ -73,7 +75,8 @@ def tuner(folder: Path) -> Tuner:
         devices={"trace": str(fleet)},
     )  # fmt: skip
     request = {"trials": TRIALS, "search": SEARCH, "fixed": [], "points": POINTS, "batch": 6, "prune": False}
-    made = Tuner(base, Goal(hours=HOURS), folder, request, {"engine": "auto"}, SweepCallback())
+    common = {"engine": "auto"}
+    made = Tuner(base, Goal(hours=HOURS), folder, request, common, SweepCallback(), partial(load, common=common))
     made.prepare(None)
     return made
 
@@ -102,15 +105,21 @@ def name(experiment: Experiment) -> str:
     return files.checksum(tree)
 
 
+def stored(made: Tuner) -> dict[str, list[Point]]:
+    """The curves that are known, by the names of their experiments as this version of cpfl has them."""
+    experiments = ((line, made.planner.plan(line["settings"]).experiment) for line in records.read(TABLE))
+    return {name(one.resolved("cpu")): [Point(**point) for point in line["curve"]] for line, one in experiments}
+
+
 def enumerate_all() -> None:
     """Train what is missing."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     records.repair(TABLE)
-    done = {line["name"] for line in records.read(TABLE)}
     common = {"engine": "auto", "cluster": resolve_cluster(None, "cpu"), "device": "cpu", "train_only": True}
     with tempfile.TemporaryDirectory() as folder:
         made = tuner(Path(folder))
         wanted = combinations(made)
+        done = stored(made)
         left = [one for one in wanted if one not in done]
         print(f"{len(wanted)} combinations, {len(left)} to run", flush=True)
         common["follow"] = Follow(made.goal)
@@ -126,7 +135,7 @@ def enumerate_all() -> None:
                 make_runs(work, common, SweepCallback(), end)
                 for key, path in zip(chunk, work, strict=True):
                     curve = read_curve(path)[0] if path.is_dir() else []
-                    line = {"name": key, "settings": wanted[key][0], "error": errors.get(path, "")}
+                    line = {"settings": wanted[key][0], "error": errors.get(path, "")}
                     records.append(TABLE, {**line, "curve": [asdict(point) for point in curve]})
                     shutil.rmtree(path, ignore_errors=True)
                 print(f"{len(records.read(TABLE))} of {len(wanted)}", flush=True)
@@ -147,16 +156,17 @@ def chunks(keys: list[str]) -> list[list[str]]:
     return [keys[k : k + CHUNK] for k in range(0, len(keys), CHUNK)]
 
 
-def compare() -> None:
-    """The search with five seeds, and random search, from the table."""
-    table = {line["name"]: [Point(**point) for point in line["curve"]] for line in records.read(TABLE)}
+def compare(seeds: Sequence[int] = range(5), write: bool = True) -> None:
+    """The search with these seeds, and random search, from the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = stored(tuner(Path(folder)))
     goal = Goal(hours=HOURS)
     values = {key: goal.value(curve) for key, curve in table.items()}
     best = max(values.values())
     print(f"{len(values)} combinations: best {best:.2f} %, median {statistics.median(values.values()):.2f} %")
     near = sum(value >= best - 0.5 for value in values.values())
     print(f"{near} of them are within 0.5 points of the best")
-    searched = {f"search, seed {seed}": regrets(seed, table, values, best) for seed in SEEDS}
+    searched = {f"search, seed {seed}": regrets(seed, table, values, best) for seed in seeds}
     rng = np.random.default_rng(0)
     pool = np.array(sorted(values.values()))
     draws = np.array([np.maximum.accumulate(rng.permutation(pool)[:TRIALS]) for _ in range(2000)])
@@ -164,22 +174,27 @@ def compare() -> None:
     for who, curve in searched.items():
         print(f"{who}: {curve[-1]:.2f} points from the best after {len(curve)} trials")
     means = np.mean([curve[:TRIALS] for curve in searched.values()], axis=0)
+    last = [curve[-1] for curve in searched.values()]
+    print(f"within 0.5 points: {sum(regret <= 0.5 for regret in last)} of {len(last)} searches")
     within = (best - draws[:, -1] <= 0.5).mean()
     print(
         f"mean of the search {means[-1]:.2f}; random search {random[-1]:.2f}, within 0.5 points: {100 * within:.0f} %"
     )
+    if not write:
+        return
     outcome = {
         "combinations": len(values), "best": best, "within_half_a_point": near, "trials": TRIALS, "search": searched,
         "random_mean": random.tolist(), "random_within_half_a_point": float(within),
-        "planted": best_settings(values, best),
+        "planted": best_settings(goal, best),
     }  # fmt: skip
     files.write_json(RESULTS / "planted.json", outcome)
     draw(searched, random.tolist())
 
 
-def best_settings(values: Mapping[str, float], best: float) -> list[dict[str, Any]]:
+def best_settings(goal: Goal, best: float) -> list[dict[str, Any]]:
     """The settings of the best combinations."""
-    return [line["settings"] for line in records.read(TABLE) if values[line["name"]] == best]
+    lines = [(line, [Point(**point) for point in line["curve"]]) for line in records.read(TABLE)]
+    return [line["settings"] for line, curve in lines if goal.value(curve) == best]
 
 
 def regrets(seed: int, table: Mapping[str, list[Point]], values: Mapping[str, float], best: float) -> list[float]:
@@ -226,4 +241,6 @@ def draw(searched: Mapping[str, list[float]], random: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    {"enumerate": enumerate_all, "compare": compare}[sys.argv[1] if len(sys.argv) > 1 else json.dumps(None)]()
+    trying = partial(compare, range(100, 120), write=False)
+    commands: dict[str, Callable[[], None]] = {"enumerate": enumerate_all, "compare": compare, "try": trying}
+    commands[sys.argv[1] if len(sys.argv) > 1 else json.dumps(None)]()

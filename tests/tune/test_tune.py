@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.tune.small_tunes import SEARCH, SETTINGS, TUNE
 
@@ -16,7 +17,7 @@ from cpfl.errors import CpflError, RunFolderError, SettingError
 from cpfl.runs import files
 from cpfl.runs.folder import RunFolder
 from cpfl.sweeps import SweepCallback
-from cpfl.tuning import finalists
+from cpfl.tuning import finalists, resume
 from cpfl.tuning.goal import Goal, Point
 from cpfl.tuning.result import Trial, read
 
@@ -243,7 +244,41 @@ def test_the_journal_is_optunas(found: cpfl.TuneResult) -> None:
     study = optuna.load_study(study_name="tune", storage=optuna.storages.JournalStorage(backend))
     values = {t.user_attrs["number"]: t.value for t in study.trials if t.value is not None}
     told = {trial["number"]: trial["value"] for trial in found.trials if trial["state"] in ("complete", "pruned")}
+    told |= {trial["number"]: told[trial["same_as"]] for trial in found.trials if trial["state"] == "repeated"}
     assert values.items() <= told.items()
     assert len(values) >= 3
     assert SEARCH.keys() <= {key for trial in study.trials for key in trial.params}
     assert files.read_json(found.path / "tune.json")["checksum"]
+
+
+def test_own_data_and_an_own_fleet_that_can_be_deployed(tmp_path: Path) -> None:
+    """Arrays from Python, devices from a csv that come and go; what a deployed fleet cannot follow is not searched."""
+    fleet = tmp_path / "fleet.csv"
+    lines = [f"{client},{speed},5000" for client, speed in enumerate([5, 5, 5, 20, 20, 60])]
+    fleet.write_text("\n".join(["client_id,computation_ms_per_sample,communication_kbps", *lines]) + "\n")
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 400)
+    images = (rng.normal(size=(400, 1, 8, 8)) + labels[:, None, None, None]).astype(np.float32)
+    arrays = {"train": (images[:300], labels[:300]), "test": (images[300:], labels[300:]), "public": images[:60]}
+    settings = {key: value for key, value in SETTINGS.items() if not key.endswith("_limit")} | {
+        "devices.trace": str(fleet),
+        "devices.availability": "synthetic",
+        "devices.online_hours": 0.01,
+        "devices.offline_hours": 0.01,
+        "federation.deadline": 0,
+    }
+    given = {**TUNE, "settings": settings, "trials": 5, "seeds": 1, **arrays}
+    result = cpfl.tune("digits", out=tmp_path / "t", **given)
+    runs = [trial for trial in result.trials if trial["state"] in ("complete", "pruned")]
+    assert {trial["cohorts"] for trial in runs} == {1, 2}
+    assert len({point["accuracy"] for trial in runs for point in trial["curve"]}) > 3
+    assert result.tests[0]["mean"] > 40  # of three classes that differ clearly
+    with pytest.raises(RunFolderError, match="was started from Python with train = …"):
+        resume(result.path)
+    assert resume(result.path, **{**arrays, "device": "cpu"}) == result
+    run_config = pytest.importorskip("cpfl.deploy.run_config", exc_type=ImportError)
+    with pytest.raises(SettingError, match=r"devices.availability = 'synthetic' is for simulations"):
+        run_config.read(result.recommended, {})
+    deployed, _ = run_config.read(result.recommended, {"set": "devices.availability=always"})
+    assert deployed.cohorts == result.tree["recommendation"]["cohorts"]
+    assert deployed.stopping.rule == "budget"

@@ -58,7 +58,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         assert process.returncode in (-signal.SIGKILL, 0), (operation, error)
         killed += process.returncode != 0
     assert killed >= 4
-    process = start(out)
+    process = Forked("cpfl.cli:main", ["cpfl", "resume", str(out), "--device", "cpu"], small_runs.environment() | PATH)
     _, error = process.communicate()
     assert process.returncode == 0, error
     assert content(out) == content(tmp_path / "whole")

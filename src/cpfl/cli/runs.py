@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cpfl.cli import options, sweeps
+from cpfl.cli import options, sweeps, tune
 from cpfl.errors import SettingError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(
 
 
 def resume(
-    path: Annotated[Path, options.PathArgument(metavar="DIR", help="A run folder, or the folder of a sweep.")],
+    path: Annotated[Path, options.PathArgument(metavar="DIR", help="The folder of a run, a sweep or a tune.")],
     data: options.DataFolder = None,
     engine: options.EngineName = "",
     device: options.Device = "auto",
@@ -78,7 +78,7 @@ def resume(
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Resume a run or a whole sweep that was interrupted. The result is that of an uninterrupted run.
+    """Resume a run, a whole sweep or a tune that was interrupted. The result is that of an uninterrupted run.
 
     Example: cpfl resume runs/20260301-120000-digits-n4-seed90
     """
@@ -87,10 +87,14 @@ def resume(
     from cpfl import api
     from cpfl.runs.folder import RunFolder
     from cpfl.sweeps import grid
+    from cpfl.tuning import result
 
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
     if (path / grid.FILE).is_file():
         sweeps.run_sweep(path, path, jobs, as_json, quiet, arguments)
+        return
+    if (path / result.FILE).is_file():
+        tune.resume_tune(path, jobs, as_json, quiet, arguments)
         return
     if jobs > 1:
         raise SettingError(f"--jobs {jobs} is for the runs of a sweep, and {path} is no sweep")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cpfl.cli import options
 from cpfl.errors import SettingError
+
+if TYPE_CHECKING:
+    from cpfl.tuning import TuneResult
 
 COSTS = (("hours", "hours"), ("cpu_hours", "CPU hours"), ("traffic_gb", "traffic GB"))
 
@@ -45,44 +49,56 @@ def tune(
     gpu_share: options.GpuShare = 1.0,
     node_data: options.NodeData = "",
     jobs: options.Jobs = 1,
+    quiet: options.Quiet = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Find settings for a fleet: split or not, into how many, who with whom, meet how often, wait for whom.
 
-    Repeat the command with the same --out to continue a tune that was interrupted.
+    cpfl resume DIR continues a tune that was interrupted, as does the same command again.
 
     Example: cpfl tune digits --hours 1 --trials 12; cpfl tune digits --accuracy 60 --minimise cpu
     """
     import cpfl
     from cpfl.settings import experiment_file
-    from cpfl.sweeps import SweepCallback
     from cpfl.tuning.space import read_space
-
-    class View(SweepCallback):
-        def on_message(self, text: str) -> None:
-            options.notify(text)
+    from cpfl.tuning.view import TuneView
 
     searched, fixed = read_space(space) if space is not None else ({}, {})
     searched |= _searched(search or [])
-    found = cpfl.tune(
-        experiment,
-        hours=hours,
-        cpu_hours=cpu_hours,
-        traffic=traffic,
-        accuracy=accuracy,
-        minimise=minimise,
-        trials=trials,
-        search=searched,
-        settings={**fixed, **experiment_file.parse_assignments(settings or [])},
-        out=out,
-        seeds=seeds,
-        points=points,
-        batch=batch,
-        prune=prune,
-        jobs=jobs,
-        callback=View(),
-        **options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, None),
-    )
+    with TuneView(options.progress_console(as_json, quiet)) as view:
+        found = cpfl.tune(
+            experiment,
+            hours=hours,
+            cpu_hours=cpu_hours,
+            traffic=traffic,
+            accuracy=accuracy,
+            minimise=minimise,
+            trials=trials,
+            search=searched,
+            settings={**fixed, **experiment_file.parse_assignments(settings or [])},
+            out=out,
+            seeds=seeds,
+            points=points,
+            batch=batch,
+            prune=prune,
+            jobs=jobs,
+            callback=view,
+            **options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, None),
+        )
+    _result(found, as_json)
+
+
+def resume_tune(path: Path, jobs: int, as_json: bool, quiet: bool, arguments: Mapping[str, Any]) -> None:
+    """Continue the tune in a folder."""
+    from cpfl.tuning import resume
+    from cpfl.tuning.view import TuneView
+
+    with TuneView(options.progress_console(as_json, quiet)) as view:
+        found = resume(path, jobs, view, **arguments)
+    _result(found, as_json)
+
+
+def _result(found: TuneResult, as_json: bool) -> None:
     if as_json:
         options.show_json(found.tree)
     else:

@@ -40,5 +40,8 @@ class SweepCallback:
     def on_failure(self, path: Path, error: Exception) -> None:
         """A run failed; the others continue."""
 
+    def on_trial(self, name: str, share: float, facts: Sequence[str]) -> None:
+        """A trial of a tune has ended, or a test; the share of its trials, or tests, that have, and facts in words."""
+
     def on_message(self, text: str) -> None:
         """A line for the user."""

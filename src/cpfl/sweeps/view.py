@@ -92,7 +92,12 @@ class SweepView(LiveView, SweepCallback):
             return ["preparing …"]
         bar = f"sweep {self._bar((self._finished + len(self.failures)) / self._total)} "
         lines = self._flow(bar, self._facts(), INDENT)
-        for progress in sorted(self._progress.values())[: max(1, self._console.height - 3 - len(lines))]:
+        return [*lines, *self._active(len(lines))]
+
+    def _active(self, above: int) -> list[str]:
+        """Lines for the runs that train, as many as fit below so many others."""
+        lines: list[str] = []
+        for progress in sorted(self._progress.values())[: max(1, self._console.height - 3 - above)]:
             state = f"{progress.stopped} of {progress.cohorts} stopped"
             if progress.epoch:
                 state = f"distill epoch {progress.epoch}"

@@ -4,121 +4,28 @@ A batch is asked for, trained side by side and told to the search; then tune.jso
 repeats at most what its open runs had not written, and proposes what it would have proposed.
 """
 
-import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cpfl import api
-from cpfl.data.given import Given
-from cpfl.engines.create import check_engine
-from cpfl.engines.ray import resolve_cluster
-from cpfl.errors import CpflError, RunFolderError, SettingError, one_sentence, quoted
+from cpfl.errors import CpflError, SettingError, one_sentence
 from cpfl.runs import files
-from cpfl.runs.folder import RunFolder
 from cpfl.runs.reload import check_snapshots
-from cpfl.settings import GIVEN, Experiment, effects, experiment_file
+from cpfl.settings import Experiment, experiment_file
 from cpfl.sweeps.callback import SweepCallback
 from cpfl.sweeps.grid import value_of
-from cpfl.sweeps.runner import PYTHON_ARGUMENTS, MakeRuns, machines
-from cpfl.task.given import client_settings, with_clients
-from cpfl.task.loading import absolute, check_public, given_arrays, load_task
-from cpfl.task.task import Task
+from cpfl.sweeps.runner import MakeRuns
 from cpfl.tuning import finalists
 from cpfl.tuning.curve import PRUNED, CurveFollower, read_curve
-from cpfl.tuning.goal import Curve, Goal
-from cpfl.tuning.planning import Planner
-from cpfl.tuning.result import ENDED, FILE, Outcome, Trial, TuneResult, read
+from cpfl.tuning.goal import WORDS, Curve, Goal
+from cpfl.tuning.planning import LoadTask, Planner
+from cpfl.tuning.result import ENDED, Outcome, Trial
 from cpfl.tuning.space import changed_space, default_space, references
-from cpfl.user_files import expanded
 
-BATCH = 6  # trials that are asked for, and train, at the same time
-POINTS = 20  # of a curve
-MOST = 10_000  # of anything that is counted
 ASKS = 5  # times the trials: settings that were tried already are asked for again
-REPEATED = 3  # such settings in a row, after which a random trial is asked for
-
-
-def tune(
-    experiment: str | Path | Experiment,
-    *,
-    hours: float | None = None,
-    cpu_hours: float | None = None,
-    traffic: str | float | None = None,
-    accuracy: float | None = None,
-    minimise: str | None = None,
-    trials: int = 40,
-    search: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
-    seeds: int = 3,
-    points: int = POINTS,
-    batch: int = BATCH,
-    prune: bool = True,
-    jobs: int = 1,
-    callback: SweepCallback | None = None,
-    **common: Any,
-) -> TuneResult:
-    """Find settings for a fleet, a deadline and a budget, among them whether cohorts pay; the same again continues.
-
-    Parameters
-    ----------
-    experiment
-        A preset, a TOML file or an Experiment: data, model and fleet. `settings` are fixed on top of it, and so not
-        searched.
-    hours, cpu_hours, traffic
-        Limits: virtual hours, CPU hours of all clients, and traffic such as "50GB".
-    accuracy, minimise
-        The per cent that are to be reached with the least of hours, cpu or traffic; without, accuracy is maximised.
-    trials, batch, points
-        Runs of the search, how many train at the same time, and evaluations of each.
-    search
-        Settings with lists of values or ranges, in place of those that are searched by default or beside them.
-    seeds
-        Fresh seeds over which the recommended experiment and the references are tested.
-    prune
-        Stop trials early that are behind everywhere.
-    common
-        Arguments of `cpfl.run`.
-    """
-    goal = Goal.of(hours, cpu_hours, traffic, accuracy, minimise)
-    counts = {"trials": trials, "batch": batch, "points": points, "jobs": jobs, "seeds": seeds}
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not (name != "seeds") <= value <= MOST:
-            raise SettingError(f"{name} = {quoted(value)} is not allowed: {int(name != 'seeds')} to {MOST:,}")
-    if importlib.util.find_spec("optuna") is None:
-        raise SettingError("a tune needs Optuna, which is not installed: pip install 'cpfl[tune]'")
-    callback = callback or SweepCallback()
-    base = _base(experiment, settings or {}, common)
-    folder = expanded(Path(out), "out") if out is not None else api.RUNS / f"{api.new_name(base)}-tune"
-    engine = common.setdefault("engine", "auto")
-    common["cluster"] = resolve_cluster(common.get("cluster"), common.get("device", "auto"))
-    check_engine(engine, common.get("workers", 0), common["cluster"])
-    if engine == "ray" and jobs > 1:
-        raise SettingError(f"jobs = {jobs} is for runs on this machine: with engine = 'ray', set workers")
-    request = {
-        "experiment": base.model_dump(mode="json"), **goal.tree(), "trials": trials, "search": search or {},
-        "fixed": sorted(effects.leaves(settings or {})), "seeds": seeds, "points": points, "batch": batch,
-        "prune": prune, "engine": engine,
-    }  # fmt: skip
-    before = _before(folder, request)
-    if before is not None and before["state"] == "finished":
-        return TuneResult(folder)
-    tuner = Tuner(base, goal, folder, request, common, callback)
-    tuner.prepare(before)
-    lock = RunFolder(folder)
-    with files.explained(folder):
-        (folder / "trials").mkdir(parents=True, exist_ok=True)
-    lock.lock("tuned")
-    try:
-        with machines(engine, folder, jobs, common) as (device, make_runs):
-            tuner.work(device, make_runs)
-    finally:
-        lock.unlock()
-    return TuneResult(folder)
+REPEATED = 10  # such settings in a row, after which a random trial is asked for
 
 
 class Tuner:
@@ -132,10 +39,12 @@ class Tuner:
         request: Mapping[str, Any],
         common: Mapping[str, Any],
         callback: SweepCallback,
+        load: LoadTask,
     ) -> None:
         self.base, self.goal, self.folder, self.request = base, goal, folder, request
         self._common, self._callback = common, callback
-        self._load = partial(_load, common=common)
+        self._load = load
+        self._repeated: list[int] = []  # trials whose value the search is not told yet
 
     def prepare(self, before: Mapping[str, Any] | None) -> None:
         """Find mistakes before anything is written; take what an earlier start of this tune has found."""
@@ -233,6 +142,8 @@ class Tuner:
         same = next((t for t in others if t.experiment == digest and t.number < trial.number), None)
         if same is not None:
             self._end(replace(trial, state="repeated", same_as=same.number if same.same_as is None else same.same_as))
+            self._repeated.append(trial.number)
+            self._tell_repeated()
             return False
         self.outcome = self.outcome.with_trial(trial)
         batch[trial.number] = experiment
@@ -242,6 +153,7 @@ class Tuner:
         """Run trials side by side, and tell the search what they found."""
         others = self._curves()
         errors: dict[Path, str] = {}
+        done: dict[str, Trial] = {}
         trials = self.outcome.trials
 
         def end(path: Path, error: Exception | None) -> None:
@@ -249,6 +161,8 @@ class Tuner:
                 errors[path] = _sentence(error)
             ended = replace(trials[int(path.name)], **_found(path, errors.get(path, "")))
             self._callback.on_message(_line(ended, self.goal))
+            done[path.name] = ended
+            self._tell_progress(ended, done)
 
         follow = partial(_follower, goal=self.goal, others=others, prune=self.request["prune"])
         work = {self.folder / trials[number].path: experiment for number, experiment in batch.items()}
@@ -257,15 +171,39 @@ class Tuner:
             trial = trials[number]
             path = self.folder / trial.path
             self._end(replace(trial, **_found(path, errors.get(path, ""))))
+        self._tell_repeated()
 
     def _end(self, trial: Trial) -> None:
         """Keep and tell what became of a trial."""
         self.outcome = self.outcome.with_trial(trial)
         if trial.reference:
             self.search.add(trial.number, trial.settings, trial.curve)
-        else:
-            failed = trial.state in ("failed", "repeated")  # the same again says nothing new
-            self.search.tell(trial.number, trial.curve, trial.state == "pruned", failed)
+        elif trial.state != "repeated":
+            impossible = trial.state == "failed" and not trial.experiment
+            self.search.tell(trial.number, trial.curve, trial.state == "pruned", trial.state == "failed", impossible)
+
+    def _tell_repeated(self) -> None:
+        """Settings that differ only in what has no effect are worth the same, as soon as that is known."""
+        trials = self.outcome.trials
+        for number in self._repeated.copy():
+            same_as = trials[number].same_as
+            assert same_as is not None, "a repeated trial"
+            same = trials[same_as]
+            if same.state in ENDED:
+                self.search.tell(number, same.curve, same.state == "pruned", same.state == "failed")
+                self._repeated.remove(number)
+
+    def _tell_progress(self, ended: Trial, done: Mapping[str, Trial]) -> None:
+        """What a view shows once a trial of the batch has ended."""
+        runs = self._runs() - sum(one.state not in ENDED for one in self.outcome.trials.values()) + len(done)
+        trials = {**self.outcome.trials, **{one.number: one for one in done.values()}}
+        found = [(self.goal.value(one.curve), number) for number, one in trials.items() if self.goal.best(one.curve)]
+        facts = [f"{runs} of {self.request['trials']} trials ended"]
+        if found:
+            value, number = min(found) if self.goal.minimise else max(found)
+            unit = WORDS.get(self.goal.minimise, "%")
+            facts.append(f"best so far {value:.3g} {unit} (trial {number})")
+        self._callback.on_trial(ended.path.rpartition("/")[2], runs / self.request["trials"], facts)
 
     def _curves(self) -> list[Curve]:
         return [t.curve for t in self._candidates() if t.state in ("complete", "pruned")]
@@ -330,13 +268,17 @@ class Tuner:
             for path, seed in zip(paths[who], seeds, strict=True):
                 work[path] = self._resolved(experiment_file.with_settings(final, {"seed": seed}, strict=False))
         errors: dict[Path, str] = {}
+        ended: list[Path] = []
+        left = {path: one for path, one in work.items() if not (path / "summary.json").is_file()}
 
         def end(path: Path, error: Exception | None) -> None:
             if error is not None:
                 errors[path] = _sentence(error)
             self._callback.on_message(f"test {path.name}: {errors.get(path, 'done')}")
+            ended.append(path)
+            facts = [f"{len(ended)} of {len(left)} tests ended"]
+            self._callback.on_trial(path.name, len(ended) / len(left), facts)
 
-        left = {path: one for path, one in work.items() if not (path / "summary.json").is_file()}
         if left:
             self._make_runs(left, self._common, self._callback, end)
         tests, allowed = [], {trial.number for trial in self._candidates()}
@@ -347,47 +289,6 @@ class Tuner:
         chosen = next(one for one in found if one["trial"] == own["trial"])
         text = finalists.paragraph(chosen, found, self.outcome.trials, self.goal, tests, self.outcome.metric)
         self._write(state="finished", tests=tests, paragraph=text)
-
-
-def _base(experiment: str | Path | Experiment, settings: Mapping[str, Any], common: dict[str, Any]) -> Experiment:
-    """The experiment with what is fixed on top of it."""
-    given = {key: GIVEN for key, argument in PYTHON_ARGUMENTS.items() if common.get(argument) is not None}
-    base = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
-    changes = {**settings, **given, **client_settings(common.get("train"), experiment, settings)}
-    base = absolute(experiment_file.with_settings(base, changes, strict=False))
-    base = with_clients(base, _arrays(base, common))
-    check_public(base, experiment, settings)
-    effects.check([base], effects.leaves(settings))
-    if common.get("data") is not None:
-        common["data"] = str(expanded(Path(common["data"]), "data").absolute())  # runs may start in another folder
-    return base
-
-
-def _load(experiment: Experiment, common: Mapping[str, Any]) -> Task:
-    arrays = _arrays(experiment, common)
-    return load_task(experiment, common.get("data"), common.get("model"), arrays, lambda text: None)
-
-
-def _arrays(experiment: Experiment, common: Mapping[str, Any]) -> Given:
-    train, test, public = (common.get(key) for key in ("train", "test", "public"))
-    return given_arrays(train, test, public, experiment)
-
-
-def _before(folder: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the folder holds of this tune; None: nothing."""
-    if not (folder / FILE).is_file():
-        if folder.exists() and (not folder.is_dir() or any(one.name != "trials" for one in folder.iterdir())):
-            raise RunFolderError(f"{folder} exists and holds no tune: choose another folder")
-        return None
-    found = read(folder)
-    wanted = json.loads(json.dumps(request, default=list))
-    one, other = effects.leaves(wanted), effects.leaves(found["request"])
-    for key in [*other, *one]:
-        if one.get(key) != other.get(key):
-            raise RunFolderError(
-                f"{folder} holds a tune with other settings ({key} = {quoted(other.get(key))}): choose another folder"
-            )
-    return found
 
 
 def _follower(path: Path, goal: Goal, others: Sequence[Curve], prune: bool) -> CurveFollower:
