@@ -96,6 +96,21 @@ def test_what_gains_nothing_seed_by_seed_is_not_recommended() -> None:
     assert words.evidence.startswith("3 seeds · 359 test images, one is 0.28 points")
 
 
+def test_what_is_as_soon_and_more_accurate_is_taken() -> None:
+    """In every seed, and by more than the test set may err; else it is luck."""
+    plain = candidate(1, [(83.0, 1.0, 0.6), (84.0, 1.0, 0.6), (85.0, 1.0, 0.6)])
+    better = candidate(4, [(91.0, 1.0, 6.0), (90.0, 1.0, 6.0), (91.0, 1.01, 6.0)])
+    assert take([plain, better], samples=359) == "n = 4"
+    words = said([plain, better])
+    assert words.headline == "n = 4 ends no sooner than n = 1 and gains 6.7 points of accuracy"
+    assert words.evidence.startswith("more accurate in 3 of 3 seeds")
+    once = candidate(4, [(99.0, 1.0, 6.0), (90.0, 1.0, 6.0), (84.9, 1.0, 6.0)])
+    later = candidate(4, [(91.0, 1.2, 6.0), (90.0, 1.2, 6.0), (91.0, 1.2, 6.0)])
+    little = candidate(4, [(83.5, 1.0, 6.0), (84.5, 1.0, 6.0), (85.5, 1.0, 6.0)])
+    for other in (once, later, little):
+        assert take([plain, other], samples=359) == "n = 1"
+
+
 def test_a_near_miss_is_one_that_the_test_set_cannot_tell() -> None:
     found = table(n1=(70, 10, 9), n4=(67.5, 5, 4))
     assert decide(found, Limits(), 359).near == 1  # 0.5 over the limit, and 359 samples tell 2.4 points

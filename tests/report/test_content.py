@@ -113,7 +113,7 @@ def test_finish_times(tree: dict[str, Any], summaries: Summaries) -> None:
 
 
 def test_losses_and_stops(tree: dict[str, Any], made: Path) -> None:
-    rows = values(figure(tree, "validation-loss")["spec"])
+    rows = figure(tree, "validation-loss")["spec"]["datasets"]["cohorts"]
     for n, seed in itertools.product((2, 4), (90, 91)):
         for cohort in range(n):
             text = (made / f"n{n}-seed{seed}" / "rounds" / f"cohort-{cohort:04d}.jsonl").read_text()

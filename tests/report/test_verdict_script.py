@@ -68,4 +68,6 @@ def _score(chance: random.Random, exact: bool, n: int) -> Score:
     hours = chance.choice([0, 2, 2.1, 2.11, 2.2, 2.24, 4]) if exact else 4000 * chance.random() ** 4
     ensemble = accuracy + chance.choice([0, 0.55, 3.5])
     values = (accuracy, hours, hours * chance.choice([7, 1000]) / n, hours / 10, min(ensemble, 100.0))
-    return Score(*(round(float(value), digits) for value in values))
+    known = [round(float(value), digits) for value in values]
+    validation = None if chance.random() < 0.1 else round(known[0] + chance.choice([0, 0.5, 3]), digits)
+    return Score(*known, validation, chance.choice([None, known[3] / 100]))

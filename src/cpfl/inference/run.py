@@ -111,9 +111,8 @@ class Run:
     def plot(self) -> Picture:
         """The validation loss of every cohort over virtual hours, with its stop."""
         facts = read(self.path)
-        cohorts = [({"run": self.path.name, "cohort": i}, history) for i, history in enumerate(facts.histories)]
         title = f"{facts.experiment.name}: validation loss of {facts.n} cohort{'s' * (facts.n > 1)}"
-        return Picture(losses(cohorts, self.path.name) | {"title": title})
+        return Picture(losses(facts.histories) | {"title": title})
 
     def _lines(self) -> list[tuple[str, str]]:
         """The outcome in words, or why there is none."""

@@ -9,8 +9,8 @@ from cpfl.errors import SettingError
 from cpfl.reports.candidates import Comparison, command, command_on, comparisons
 from cpfl.reports.groups import Group, group
 from cpfl.reports.reading import RunFacts, read_all
-from cpfl.reports.sentences import Sentences, count, sentences
-from cpfl.reports.verdict import USUAL, Candidate, Choice, Limits, decide
+from cpfl.reports.sentences import Sentences, count, loss, points, sentences
+from cpfl.reports.verdict import EXACT, USUAL, Candidate, Choice, Limits, decide
 
 MANY = 8  # candidates, of which the best one looks better than it is
 FEW = 3  # seeds
@@ -65,6 +65,8 @@ class Advice:
                 "hours": row.hours,
                 "cpu_hours": row.cpu_hours,
                 "gb": row.gb,
+                "global_gb": row.global_gb,
+                "validation_drop": row.validation_drop,
                 "verdict": verdict,
             }
             for row, verdict in zip(rows, self.words.verdicts, strict=True)
@@ -144,11 +146,24 @@ def _doubts(comparison: Comparison, choice: Choice) -> list[str]:
         doubts.append(f"No seed in common with {reference.name}: {_listed(apart)}; only means are compared.")
     if cut_off := [one.name for one in whole if one.cut_off]:
         doubts.append(f"max_rounds stopped cohorts before they had converged: {_listed(cut_off)}.")
+    doubts += _disagreement(comparison, choice)
     if len(found) > MANY:
         doubts.append(
             f"{len(found)} candidates were compared on one test set: the best of them looks better than it is."
         )
     return doubts
+
+
+def _disagreement(comparison: Comparison, choice: Choice) -> list[str]:
+    """Where validation samples put a candidate on the other side of the limit: of those that the choice hangs on."""
+    most, texts = choice.limits.max_drop + EXACT, []
+    for i in sorted({choice.chosen, choice.near, *choice.missing} - {None, choice.reference}):  # type: ignore[type-var]
+        row = choice.rows[i]  # type: ignore[index]
+        if row.validation_drop is not None and (row.drop > most) != (row.validation_drop > most):
+            on_both = f"{loss(row.drop)} on the test set and {loss(row.validation_drop)} on validation samples"
+            texts.append(f"{row.candidate.name} {on_both}")
+    limit = points(choice.limits.max_drop, exact=True)
+    return [f"Test and validation disagree about your limit of {limit}: {'; '.join(texts)}."] if texts else []
 
 
 def _listed(names: Sequence[str], most: int = 6) -> str:

@@ -15,7 +15,7 @@ from cpfl.errors import CpflError
 from cpfl.reports.groups import VARIED, Group, differing
 from cpfl.reports.reading import RunFacts, Student
 from cpfl.reports.sentences import Measure
-from cpfl.reports.verdict import Candidate, Score, mean
+from cpfl.reports.verdict import Candidate, Score, known_mean
 from cpfl.settings import GIVEN, Experiment, effects, experiment_file
 
 TASK = ("clients", "devices", "model.objective")  # with the clients' data: what all candidates have in common
@@ -116,7 +116,7 @@ def _add(
     for run, student in found:
         by_seed[run.experiment.seed].append(student)
     scores = {
-        seed: Score(*(mean([getattr(s, key) for s in students]) for key in Score._fields))
+        seed: Score(*(known_mean([getattr(s, key) for s in students]) for key in Score._fields))  # type: ignore[arg-type]
         for seed, students in sorted(by_seed.items())
     }
     if early[0] and any(one.n == n and one.scores == scores for one in own.candidates):

@@ -1,5 +1,6 @@
 """Figures of the cohorts and their rows: loss curves and stops, timeline, evaluations, finish times, sizes."""
 
+import statistics
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,10 +15,35 @@ POINTS = 6000  # in all curves of one figure: enough for the eye, small enough f
 FEWEST = 16  # in one curve, however many there are
 SCATTERED = 3000  # dots in one figure
 STEPS = 120  # moments at which runs are compared
+MOMENTS = 60  # of a run, at which a reader sees the losses of all cohorts
+TINY = 1e-9  # hours that are rounding
 NAMED = 24  # bars that still have space for a name each
 FAINT = {8: 1.0, 32: 0.7, 10**9: 0.4}  # so many curves: how opaque each
 PICKED = "datum.n == which_n && datum.seed == which_seed"
 PARTS = {"clients work": ("0", "datum.busy"), "clients wait for the slowest": ("datum.busy", "datum.hours")}
+ACROSS = {  # all are numbers: Vega-Lite shows no text of the nearest mark
+    "hours": ("virtual hours", ".2f"),
+    "training": ("cohorts that train", "d"),
+    "lowest": ("lowest loss", ".3f"),
+    "best": ("lowest in cohort", "d"),
+    "median": ("median loss", ".3f"),
+    "highest": ("highest loss", ".3f"),
+    "worst": ("highest in cohort", "d"),
+}
+# Dragged with the mouse, and with Ctrl and the wheel: without Ctrl the wheel moves the page. The page adds buttons.
+ZOOM: Spec = {
+    "name": "zoom",
+    "bind": "scales",
+    "select": {
+        "type": "interval",
+        "zoom": "wheel![event.ctrlKey]",
+        "translate": "[pointerdown[event.pointerType === 'mouse'], window:pointerup] > window:pointermove!",
+    },
+}
+HOVER: Spec = {
+    "name": "hover",
+    "select": {"type": "point", "nearest": True, "on": "pointermove", "clear": "pointerout"},
+}
 DIAMOND: Spec = {"filled": True, "size": 90, "shape": "diamond", "opacity": 1}
 
 
@@ -33,31 +59,23 @@ def _loss_rows(cohorts: Sequence[tuple[dict[str, Any], CohortHistory]]) -> Rows:
     return rows
 
 
-def losses(cohorts: Sequence[tuple[dict[str, Any], CohortHistory]], chosen: Any) -> Spec:
-    """Validation loss of every cohort of a run that still trains, with its stops; one of several runs at a time.
-
-    Parameters
-    ----------
-    cohorts
-        Each with the fields that its rows carry: run and cohort.
-    chosen
-        The run that is drawn first.
-    """
-    counts = Counter(fields["run"] for fields, _ in cohorts)
-    shown = [only("datum.run == which_run")] if len(counts) > 1 else []
+def losses(histories: Sequence[CohortHistory]) -> Spec:
+    """Validation loss of every cohort of one run, with its stops."""
     base, tooltip = style.channels("live-curves")
-    faint = next(opacity for most, opacity in FAINT.items() if max(counts.values()) <= most)
-    layers = [
-        mark("line", base | {"detail": field("cohort:N")}, *shown, color=GREY, strokeWidth=1.5, opacity=faint),
-        mark("circle", base | tooltip, *shown, only("isValid(datum.stop)"), color=GREY, opacity=1, size=45),
-    ]
-    description = "Validation loss of every cohort over virtual hours, with stops"
-    params = [_menu("run", counts, chosen)] if shown else []
-    return style.chart(description, *layers, params=params, cohorts=_loss_rows(cohorts))
+    rows = _loss_rows([({"cohort": cohort}, history) for cohort, history in enumerate(histories)])
+    return style.chart(
+        "Validation loss of every cohort over virtual hours, with stops",
+        mark("line", base | {"detail": field("cohort:N")}, color=GREY, strokeWidth=1.5, opacity=_faint(len(histories))),
+        mark("circle", base | tooltip, only("isValid(datum.stop)"), color=GREY, opacity=1, size=45),
+        cohorts=rows,
+    )
 
 
 def losses_of(runs: Sequence[RunFacts], numbers: Sequence[int], picks: Mapping[str, Any]) -> Spec:
-    """Validation loss of every cohort of one n and seed, in the colour of n; the run that is not split stays beside."""
+    """Validation loss of every cohort of one n and seed, in the colour of n; the run that is not split stays beside.
+
+    A reader can zoom, and sees the losses of all cohorts at the nearest of some moments.
+    """
     cohorts = [
         ({"n": run.n, "seed": str(run.experiment.seed), "cohort": cohort}, history)
         for run in runs
@@ -65,21 +83,56 @@ def losses_of(runs: Sequence[RunFacts], numbers: Sequence[int], picks: Mapping[s
         if history.rounds
     ]
     most = max(Counter((fields["n"], fields["seed"]) for fields, _ in cohorts).values(), default=1)
-    base, tooltip = style.channels("validation-loss")
-    base |= {"color": style.colour_n(numbers)}
-    stopped, faint = only("isValid(datum.stop)"), next(o for limit, o in FAINT.items() if most <= limit)
+    axes, tooltip = style.channels("validation-loss")
+    base = axes | {"color": style.colour_n(numbers)}
+    stopped, look = only("isValid(datum.stop)"), {"clip": True, "opacity": _faint(most)}
+    near = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
+    hours = {"x": axes["x"], "opacity": near, "tooltip": style.tips(**ACROSS)}
     layers = [
-        mark("line", base | {"detail": field("cohort:N")}, only(PICKED), strokeWidth=1.5, opacity=faint),
-        mark("circle", base | tooltip | {"size": _size(45, 14)}, only(PICKED), stopped, opacity=1),
+        mark("line", base | {"detail": field("cohort:N")}, only(PICKED), strokeWidth=1.5, **look),
+        mark("rule", hours, only(PICKED), data="moments", color=GREY, clip=True),
+        mark("circle", base | tooltip | {"size": _size(45, 14)}, only(PICKED), stopped, clip=True, opacity=1),
     ]
+    layers[0]["params"], layers[1]["params"] = [ZOOM], [HOVER]
     if 1 in numbers:
         plain = only("datum.n == 1 && datum.seed == which_seed")
         layers += [
-            mark("line", base, plain, strokeWidth=2.5, strokeDash=[6, 4]),
-            mark("point", base | tooltip, plain, stopped, **DIAMOND | {"size": 110}),
+            mark("line", base, plain, strokeWidth=2.5, strokeDash=[6, 4], clip=True),
+            mark("point", base | tooltip, plain, stopped, clip=True, **DIAMOND | {"size": 110}),
         ]
     description = f"Validation loss of every cohort over virtual hours, n = {picks['n']} shown first"
-    return style.chart(description, *layers, picks=picks, cohorts=_loss_rows(cohorts))
+    rows = {"cohorts": _loss_rows(cohorts), "moments": moment_rows(runs)}
+    return style.chart(description, *layers, picks=picks, **rows)
+
+
+def moment_rows(runs: Iterable[RunFacts]) -> Rows:
+    """The lowest, the median and the highest loss of the cohorts that train, at evenly spaced moments of each run."""
+    rows = []
+    for run in runs:
+        curves = {cohort: history.curve for cohort, history in enumerate(run.histories) if history.curve}
+        ends = [curve[i][0] for curve in curves.values() for i in (0, -1)]
+        steps = MOMENTS if len(ends) > 0 and max(ends) > min(ends) else 0
+        for moment in (min(ends) + (max(ends) - min(ends)) * i / max(1, steps) for i in range(steps + 1) if ends):
+            now = {
+                cohort: curve[bisect_right(curve, (moment, float("inf"))) - 1][1]
+                for cohort, curve in curves.items()
+                if curve[0][0] <= moment <= curve[-1][0] + TINY
+            }
+            low, high = min(now, key=lambda i: now[i]), max(now, key=lambda i: now[i])
+            rows.append(
+                {
+                    "n": run.n,
+                    "seed": str(run.experiment.seed),
+                    "hours": short(moment),
+                    "training": len(now),
+                    "lowest": short(now[low]),
+                    "best": low,
+                    "median": short(statistics.median(now.values())),
+                    "highest": short(now[high]),
+                    "worst": high,
+                }
+            )
+    return rows
 
 
 def side_by_side(runs: Mapping[str, Sequence[CohortHistory]], colours: Sequence[str]) -> Spec:
@@ -282,7 +335,6 @@ def _size(few: int, many: int) -> Spec:
     return {"condition": {"test": f"datum.n <= {NAMED}", "value": few}, "value": many}
 
 
-def _menu(key: str, options: Iterable[Any], chosen: Any) -> Spec:
-    """A menu on the page for the n or the run that is drawn; files show the chosen one."""
-    menu = {"input": "select", "options": list(options), "name": f"{key} = "}
-    return {"name": f"which_{key}", "value": chosen, "bind": menu}
+def _faint(curves: int) -> float:
+    """How opaque each of so many curves is."""
+    return next(opacity for most, opacity in FAINT.items() if curves <= most)

@@ -78,17 +78,25 @@ def all_figures(tree: Tree) -> list[Tree]:
 
 
 def figure(
-    name: str, spec: Tree, shown: str = "", metric: str = style.ACCURACY, finding: str = "", **words: str
+    name: str,
+    spec: Tree,
+    shown: str = "",
+    metric: str = style.ACCURACY,
+    finding: str = "",
+    findings: Sequence[Tree] = (),
+    **words: str,
 ) -> Tree:
     """A figure with its title, a finding if there is one, and its caption.
 
-    Files, which have no selector, add to the title what is `shown`.
+    Files, which have no selector, add to the title what is `shown`. The page's selector chooses among `findings`,
+    each with its n, and its seed where that matters.
     `words` are written into the title and the caption, where figures.toml leaves gaps for them.
     """
     texts = (style.named(style.FIGURES[name][key], metric) for key in ("title", "caption"))
     title, caption = (text.format(**words) for text in texts)
     titled = {"text": finding, "subtitle": title + shown} if finding else title + shown
-    return {"id": name, "title": title, "finding": finding, "caption": caption, "spec": spec | {"title": titled}}
+    spec = spec | {"title": titled} | ({"usermeta": {"findings": list(findings)}} if findings else {})
+    return {"id": name, "title": title, "finding": finding, "caption": caption, "spec": spec}
 
 
 def with_rows(figures: Iterable[Tree]) -> list[Tree]:
@@ -224,12 +232,21 @@ def _cohorts(one: Group, taken: int | None) -> list[Tree]:
     shown_metric = "agreement" if public else one.metric
     axis = "agreement on public samples, %" if public else f"{one.metric} on validation samples, %"
     bars, meetings, finished = inside.bars(runs), inside.meeting_rows(runs), inside.finish_rows(one)
-    met = " Ticks at the top: meetings." if meetings else ""
+    met = " Ticks at the top: meetings; a cohort that waits for one waits, too." if meetings else ""
     waiting, ended = findings.waiting(bars, chosen, seed), findings.finishing(finished)
-    links = link_rows(next(run for run in runs if run.n == n) for n in sorted({run.n for run in runs}))
+    each_n = [next(run for run in runs if run.n == n) for n in sorted({run.n for run in runs})]
+    links = link_rows(each_n)
+    waits = [
+        {"n": run.n, "seed": own, "text": findings.waiting(bars, run.n, own)}
+        for run in runs
+        for own in [str(run.experiment.seed)]
+    ]
+    splits = [{"n": run.n, "text": findings.split(run)} for run in each_n]
+    times = inside.timeline(bars, meetings, numbers, picks)
+    drawn = method(links, numbers, picks)
     found = [
-        figure("timeline", inside.timeline(bars, meetings, numbers, picks), shown, finding=waiting, met=met),
-        figure("method", method(links, numbers, picks), f", n = {chosen}", finding=findings.split(first)),
+        figure("timeline", times, shown, finding=waiting, findings=waits, met=met),
+        figure("method", drawn, f", n = {chosen}", finding=findings.split(first), findings=splits),
         figure("validation-loss", inside.losses_of(runs, numbers, picks), shown, plain=plain),
         figure(
             "evaluations", inside.evaluations(inside.evaluation_rows(runs), numbers, axis, picks), metric=shown_metric

@@ -1,5 +1,6 @@
 """Read run folders for a report: settings, outcome, cohorts, later distillations; round records only when needed."""
 
+import json
 import math
 import os
 from collections import Counter
@@ -46,6 +47,8 @@ class Student(NamedTuple):
     cpu_hours: float
     gb: float
     ensemble: float
+    validation: float | None = None  # its accuracy on the samples that clients keep back
+    global_gb: float | None = None  # of the traffic, that between servers
 
 
 class CohortHistory:
@@ -187,12 +190,12 @@ class RunFacts:
         if self.summary is None:
             return []
         own = self.experiment.distillation.model_dump()
-        found = [(self.summary, own)]
+        found = [(self.summary, own, self.folder.path)]
         for path in sorted((self.folder.path / "distillations").glob("*/summary.json")):
             summary = read_summary(path, self.folder.identity)
             settings = summary.get("distillation")
             if settings and own | {key: settings[key] for key in ("at", "quorum")} == settings:
-                found.append((summary, settings))
+                found.append((summary, settings, path.parent))
         return [
             Student(
                 s["student_accuracy"],
@@ -202,8 +205,10 @@ class RunFacts:
                 s["cpu_hours"],
                 s["comm_gb"],
                 s["ensemble_accuracy"],
+                validation_accuracy(results),
+                s.get("global_gb"),
             )
-            for s, d in found
+            for s, d, results in found
         ]
 
     @property
@@ -212,6 +217,23 @@ class RunFacts:
         if self.summary:
             return "finished"
         return f"{sum(bool(history.stop) for history in self.histories)} of {len(self.histories)} cohorts stopped"
+
+
+def validation_accuracy(results: Path) -> float | None:
+    """A global model's accuracy on the samples that clients keep for validation, every sample with the same weight.
+
+    None where it is not known: a deployed run's server does not see these samples.
+    """
+    path = results / "clients.json"
+    if not path.is_file():
+        return None
+    clients = json.loads(path.read_bytes())["clients"]
+    pairs = [(one.get("accuracy_held_back"), one.get("held_back")) for one in clients]
+    known = [(score, count) for score, count in pairs if score is not None and count]
+    if not all(_finite(value) and value >= 0 for pair in known for value in pair):
+        raise DamagedError(f"{path} is damaged: accuracy_held_back and held_back are no numbers")
+    total = sum(count for _, count in known)
+    return float(sum(score * count for score, count in known) / total) if total else None
 
 
 def read(path: Path) -> RunFacts:

@@ -97,13 +97,18 @@ def _evidence(choice: Choice, measure: Measure) -> str:
     if not row.paired:
         seeds = f"no seed in common with {base.candidate.name}"
     elif row is not base:
-        faster = sum(speed >= TIE - EXACT for speed in row.speeds)
-        seeds = f"faster in {faster} of {len(row.speeds)} seeds" if len(row.speeds) > 1 else "one seed only"
+        sooner = row.speed >= GAIN - EXACT or row.drop > EXACT
+        those = sum(speed >= TIE - EXACT for speed in row.speeds) if sooner else sum(d < -EXACT for d in row.drops)
+        told = f"{'faster' if sooner else 'more accurate'} in {those} of {len(row.speeds)} seeds"
+        seeds = told if len(row.speeds) > 1 else "one seed only"
     size = f"metric {measure.metric}"
     if measure.samples:
         size = f"{measure.samples:,} test {measure.unit}, one is {number(100 / measure.samples)} points"
     cut_off = sum(one.candidate.cut_off for one in ([base] if row is base else [base, row]))
-    return " · ".join([seeds, size, f"{count(cut_off, 'cohort')} cut off" if cut_off else "none cut off"])
+    texts = [seeds, size, f"{count(cut_off, 'cohort')} cut off" if cut_off else "none cut off"]
+    if row is not base and row.validation_drop is not None:
+        texts.append(f"on validation samples it {loss(row.validation_drop)}")
+    return " · ".join(texts)
 
 
 def _verdict(choice: Choice, i: int) -> str:

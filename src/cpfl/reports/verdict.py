@@ -36,6 +36,8 @@ class Score(NamedTuple):
     cpu_hours: float
     gb: float
     ensemble: float
+    validation: float | None = None  # accuracy on the samples that clients keep back; None: not known
+    global_gb: float | None = None  # of the traffic, that between servers; None: not known
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Row:
     cpu_hours: float
     gb: float
     ensemble_drop: float
+    validation_drop: float | None = None  # None: some seed has no validation
+    global_gb: float | None = None
     fails: list[str] = field(default_factory=list)  # of accuracy, hours, cpu_hours, gb
 
     @property
@@ -94,6 +98,9 @@ class Choice:
 def decide(candidates: Sequence[Candidate], limits: Limits, samples: int = 0) -> Choice:
     """The fastest candidate within the limits; of those within 5 % of it the most accurate.
 
+    Where nothing ends sooner: the most accurate of those that end no later and gain accuracy in every seed, more than
+    the test set may err; without one the reference.
+
     Parameters
     ----------
     candidates
@@ -105,12 +112,13 @@ def decide(candidates: Sequence[Candidate], limits: Limits, samples: int = 0) ->
     rows = [_row(one, candidates[reference], limits) for one in candidates]
     fitting = [i for i, row in enumerate(rows) if not row.fails]
     gaining = [i for i in fitting if rows[i].speed >= GAIN - EXACT]
-    if not gaining and reference in fitting:
-        chosen: int | None = reference
-    else:
-        chosen = best(rows, gaining or fitting)
     accuracy = mean([score.accuracy for score in candidates[reference].scores.values()])
     band = standard_error(accuracy, samples) or BAND
+    if not gaining and reference in fitting:
+        better = [i for i in fitting if _is_better(rows[i], band)]
+        chosen: int | None = _most_accurate(rows, better) if better else reference
+    else:
+        chosen = best(rows, gaining or fitting)
     faster = GAIN * (1.0 if chosen is None else rows[chosen].speed) - EXACT
     missing = [i for i, row in enumerate(rows) if row.fails == ["accuracy"] and row.speed >= faster]
     near = best(rows, [i for i in missing if rows[i].drop - limits.max_drop <= band + EXACT])
@@ -149,6 +157,8 @@ def _row(one: Candidate, base: Candidate, limits: Limits) -> Row:
         mean([score.cpu_hours for score in own]),
         mean([score.gb for score in own]),
         mean([b.accuracy - s.ensemble for b, s in pairs]),
+        known_mean([None if None in (b.validation, s.validation) else b.validation - s.validation for b, s in pairs]),
+        known_mean([score.global_gb for score in own]),
     )
     spent = {"accuracy": row.drop, "hours": row.last, "cpu_hours": row.cpu_hours, "gb": row.gb}
     allowed = dict(zip(spent, limits, strict=True))
@@ -161,8 +171,17 @@ def best(rows: Sequence[Row], among: Sequence[int]) -> int | None:
     if not among:
         return None
     fastest = max(rows[i].speed for i in among)
-    tied = [i for i in among if rows[i].speed * TIE >= fastest - EXACT]
-    return min(tied, key=lambda i: (round(rows[i].drop, 6), -round(typical(rows[i].savings), 6), i))
+    return _most_accurate(rows, [i for i in among if rows[i].speed * TIE >= fastest - EXACT])
+
+
+def _most_accurate(rows: Sequence[Row], among: Sequence[int]) -> int:
+    return min(among, key=lambda i: (round(rows[i].drop, 6), -round(typical(rows[i].savings), 6), i))
+
+
+def _is_better(row: Row, band: float) -> bool:
+    """Whether it is as soon and more accurate."""
+    no_later = row.speed * TIE >= 1 - EXACT
+    return no_later and row.drop < -band - EXACT and all(drop < -EXACT for drop in row.drops)
 
 
 def _lost_by_distilling(row: Row, limits: Limits) -> bool:
@@ -171,7 +190,7 @@ def _lost_by_distilling(row: Row, limits: Limits) -> bool:
 
 
 def _average(scores: Sequence[Score]) -> Score:
-    return Score(*(mean(values) for values in zip(*scores, strict=True)))
+    return Score(*(known_mean(values) for values in zip(*scores, strict=True)))  # type: ignore[arg-type]
 
 
 def _ratio(base: float, own: float) -> float:
@@ -184,6 +203,12 @@ def mean(values: Sequence[float]) -> float:
     for value in values:
         total += value
     return total / len(values)
+
+
+def known_mean(values: Sequence[float | None]) -> float | None:
+    """The same; None where one value is not known."""
+    known = [value for value in values if value is not None]
+    return mean(known) if len(known) == len(values) else None
 
 
 def typical(ratios: Sequence[float]) -> float:

@@ -26,7 +26,7 @@ from cpfl.runs.finding import find_runs
 from cpfl.user_files import expanded
 
 FIGURES = "figures"
-SCRIPTS = ("verdict", "copying", "explorer", "compare", "page")  # in page/, each uses those before it
+SCRIPTS = ("verdict", "copying", "explorer", "compare", "handling", "page")  # in page/, each uses those before it
 # For a second process: Vega's script takes more than a second to make, and the engine that makes it stays in memory.
 VEGA = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
 DRAWN = re.compile(r'<div class="picture" data-figure="([\w.-]+)"')  # in a page: the names of its figures
@@ -125,7 +125,8 @@ def render(tree: Tree, *, refresh: str = "", folder: str = "") -> str:
         The folder of the figures, to link them.
     """
     live = ("live",) if refresh else ()
-    scripts = [vega(), *(_pages.joinpath(f"{name}.js").read_text("utf-8") for name in (*SCRIPTS, *live))]
+    # The script that draws is last: until it is read, a reader can use everything else.
+    scripts = [*(_pages.joinpath(f"{name}.js").read_text("utf-8") for name in (*SCRIPTS, *live)), vega()]
     styles = [_pages.joinpath(f"{name}.css").read_text("utf-8") for name in ("page", *live)]
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     update = fresh(tree, folder)

@@ -4,17 +4,15 @@ Finalists are compared on clients' validation samples. Test samples are looked a
 it and the references.
 """
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cpfl import api
 from cpfl.errors import CpflError, one_sentence
+from cpfl.reports.reading import validation_accuracy
 from cpfl.settings import Experiment
 from cpfl.tuning.curve import merges
 from cpfl.tuning.goal import Goal, Point
@@ -54,13 +52,6 @@ def finish(trial: Trial, folder: Path, goal: Goal, experiment: Experiment, commo
     except CpflError as error:
         return {**entry, "result": "student", "accuracy": None, "error": one_sentence(error)}
     return {**entry, "result": "student", "accuracy": validation_accuracy(path / "distillations" / NAME)}
-
-
-def validation_accuracy(results: Path) -> float:
-    """A global model's accuracy on the samples that clients keep for validation, every sample with the same weight."""
-    clients = json.loads((results / "clients.json").read_bytes())["clients"]
-    known = [(one["accuracy_held_back"], one["held_back"]) for one in clients if one["accuracy_held_back"] is not None]
-    return float(np.average([score for score, _ in known], weights=[count for _, count in known]))
 
 
 def recommend(finalists: Sequence[Mapping[str, Any]], trials: Mapping[int, Trial], goal: Goal) -> Mapping[str, Any]:

@@ -36,8 +36,8 @@ const copying = (() => {
     },
     CSV: ({ data }) => {
       const safe = (text) => `"${(/^[=+\-@\t]/.test(text) ? "'" : "") + text.replace(/"/g, '""')}"`; // no formula in a spreadsheet
-      const lines = data.candidates.flatMap((one) => one.scores.map((score, i) => [safe(one.name), one.n, one.seeds[i], ...score].join(",")));
-      return ["candidate,n,seed,accuracy,hours,cpu_hours,traffic_gb,ensemble", ...lines].join("\n");
+      const lines = data.candidates.flatMap((one) => one.scores.map((score, i) => [safe(one.name), one.n, one.seeds[i], ...score.map((value) => value ?? "")].join(",")));
+      return ["candidate,n,seed,accuracy,hours,cpu_hours,traffic_gb,ensemble,validation,global_gb", ...lines].join("\n");
     },
   };
 

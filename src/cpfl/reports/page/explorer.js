@@ -77,11 +77,20 @@ const explorer = (() => {
     };
   }
 
+  // All that is sent, and of this what clients and servers send.
+  function traffic({ gb, globalGb }) {
+    const cell = make("td", { class: "traffic" }, verdict.number(gb));
+    if (globalGb !== null) cell.append(make("small", {}, `clients ${verdict.number(gb - globalGb)}, servers ${verdict.short(globalGb)}`));
+    return cell;
+  }
+
   function line(choice, i, words, on, heads) {
     const [row, { candidate }] = [choice.rows[i], choice.rows[i]];
     const classes = [i === choice.chosen ? "chosen" : "", row.fails.length ? "fails" : ""].join(" ").trim();
     const name = make("th", { scope: "row" }, candidate.name);
     const verdictCell = make("td", { class: "verdict" }, words.verdicts[i]);
+    const sent = traffic(row);
+    sent.dataset.label = heads[4];
     if (i === choice.reference) {
       const [accuracy, hours, cpu] = [0, 1, 2].map((key) => candidate.scores.map((score) => score[key]));
       const range = hours.length > 1 ? ` (${verdict.number(Math.min(...hours))} to ${verdict.number(Math.max(...hours))})` : "";
@@ -90,7 +99,7 @@ const explorer = (() => {
         `${verdict.number(verdict.mean(hours))} h${range}`,
         `${verdict.number(verdict.mean(cpu))} CPU h`,
       ];
-      return make("tr", { class: classes }, name, ...cells.map((text) => make("td", {}, text)), verdictCell);
+      return make("tr", { class: classes }, name, ...cells.map((text) => make("td", {}, text)), sent, verdictCell);
     }
     const seeds = row.paired ? candidate.seeds.filter((seed) => choice.rows[choice.reference].candidate.seeds.includes(seed)) : [];
     const cells = [
@@ -98,7 +107,7 @@ const explorer = (() => {
       strip(row.speeds, seeds, row.speed, on.speed),
       strip(row.savings, seeds, verdict.typical(row.savings), on.saving),
     ];
-    return make("tr", { class: classes }, name, ...cells.map((svg, k) => make("td", { "data-label": heads[k + 1] }, svg)), verdictCell);
+    return make("tr", { class: classes }, name, ...cells.map((svg, k) => make("td", { "data-label": heads[k + 1] }, svg)), sent, verdictCell);
   }
 
   function build(element, data, index) {
@@ -122,7 +131,7 @@ const explorer = (() => {
     const body = make("tbody");
     const base = verdict.decide(data.candidates, data.limits, 0).reference;
     const than = data.candidates[base].name;
-    const heads = ["", `${data.metric} against ${than}, points`, `sooner than ${than}, times`, "client compute saved, times", "verdict"];
+    const heads = ["", `${data.metric} against ${than}, points`, `sooner than ${than}, times`, "client compute saved, times", "traffic, GB", "verdict"];
     const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), body);
     const early = data.candidates.filter((one) => one.early).length;
     const toggle = make("input", { type: "checkbox", ...(state.early ? { checked: "" } : {}) });

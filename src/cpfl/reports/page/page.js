@@ -22,6 +22,7 @@
 
   // One selector of n and seed for all figures that show one of several.
   const picked = {}; // n and seed
+  const pictureOf = (id) => main.querySelector(`[data-figure="${CSS.escape(id)}"]`);
   const rowsOf = (spec) => Object.values(spec.datasets).flat();
   const picks = (spec, key) => (spec.params || []).some((param) => param.name === `which_${key}` && !param.bind);
 
@@ -43,9 +44,10 @@
       select.value = picked[key] ?? "";
       select.addEventListener("change", async () => {
         picked[key] = select.value;
-        for (const { spec, view } of drawn.values()) {
+        for (const [id, { spec, view }] of drawn) {
           pick(key, view, spec);
           await view.runAsync();
+          handling.title(view, spec, pictureOf(id));
         }
       });
       return [values, explorer.make("label", {}, `${key} = `, select)];
@@ -55,31 +57,21 @@
     box.replaceChildren(...now);
   }
 
-  // The deadline: dragged in the figure, or moved with the explorer's slider.
-  function deadline(view, element) {
-    const set = (event) => {
-      if (!(event.buttons & 1)) return;
-      const at = view.scale("x").invert(event.offsetX - view.origin()[0]);
-      document.querySelector("[data-explorer]")?.setDeadline?.(at);
-    };
-    element.querySelector("svg").addEventListener("pointerdown", set);
-    element.querySelector("svg").addEventListener("pointermove", set);
-    element.querySelector("svg").style.touchAction = "pan-y";
-  }
+  // The deadline that the explorer's slider has.
   let due = 0;
   main.addEventListener("limits", async ({ detail }) => {
     if (detail.index > 0 || due === (detail.limits[1] ?? 0)) return;
     due = detail.limits[1] ?? 0;
     for (const { spec, view } of drawn.values()) {
-      if ((spec.params || []).some((param) => param.name === "deadline")) await view.signal("deadline", due).runAsync();
+      if (handling.has(spec, "deadline")) await view.signal("deadline", due).runAsync();
     }
   });
 
-  const shape = ({ datasets, ...rest }) => JSON.stringify(rest);
+  const shape = ({ datasets, usermeta, ...rest }) => JSON.stringify(rest);
   const menus = (spec) => (spec.params || []).filter((param) => param.bind).map((param) => param.name);
 
   async function draw(id) {
-    const element = main.querySelector(`[data-figure="${CSS.escape(id)}"]`);
+    const element = pictureOf(id);
     if (!element) return;
     const old = drawn.get(id);
     const chosen = old ? menus(old.spec).map((name) => [name, old.view.signal(name)]) : [];
@@ -96,11 +88,10 @@
     });
     drawn.set(id, { spec: figures[id], view });
     for (const key of ["n", "seed"]) pick(key, view, figures[id]);
-    if ((figures[id].params || []).some((param) => param.name === "deadline")) {
-      view.signal("deadline", due);
-      deadline(view, element);
-    }
+    if (handling.has(figures[id], "deadline")) view.signal("deadline", due);
     await view.runAsync();
+    handling.ready(view, figures[id], element);
+    handling.title(view, figures[id], element);
     const offered = Object.fromEntries((figures[id].params || []).map((param) => [param.name, param.bind]));
     for (const [name, value] of chosen) {
       if (offered[name] && (offered[name].options ?? [value]).includes(value)) await view.signal(name, value).runAsync();
@@ -125,10 +116,23 @@
     }
     drawn.set(id, { spec: figures[id], view: old.view });
     if (changed) await old.view.runAsync();
+    handling.title(old.view, figures[id], pictureOf(id));
   }
 
+  // First what the reader sees, then the rest while nothing else is to do: the page answers in between.
+  const idle = () => new Promise((go) => (window.requestIdleCallback ? requestIdleCallback(go, { timeout: 300 }) : setTimeout(go)));
+  function inView(id) {
+    const box = pictureOf(id)?.getBoundingClientRect();
+    return box && box.bottom > 0 && box.top < innerHeight;
+  }
   async function drawAll() {
-    for (const id of Object.keys(figures)) await draw(id);
+    const left = new Set(Object.keys(figures));
+    while (left.size) {
+      await idle();
+      const id = [...left].find(inView) ?? [...left][0];
+      left.delete(id);
+      if (figures[id]) await draw(id);
+    }
     document.documentElement.dataset.ready = "yes";
   }
 
@@ -181,7 +185,10 @@
   compare.show(explorers);
   selectors();
   performance.mark("usable"); // sliders and selectors answer; the figures follow
-  drawAll().then(() => {
+  addEventListener("DOMContentLoaded", async () => {
+    await new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)));
+    performance.mark("painted");
+    await drawAll();
     const address = document.body.dataset.refresh;
     if (address) poll(address, 2);
   });

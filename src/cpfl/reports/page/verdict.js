@@ -2,10 +2,11 @@
 // Which candidate to take, and the sentences that say so: verdict.py and sentences.py, line by line, for moved sliders.
 const verdict = (() => {
   const [GAIN, TIE, BAND, TINY, EXACT] = [1.1, 1.05, 0.5, 1e-6, 1e-9];
-  const KEYS = ["accuracy", "hours", "cpu_hours", "gb", "ensemble"]; // of a score
+  const KEYS = ["accuracy", "hours", "cpu_hours", "gb", "ensemble", "validation", "global_gb"]; // of a score; the last two may be null
 
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const typical = (ratios) => Math.exp(mean(ratios.map(Math.log)));
+  const knownMean = (values) => (values.includes(null) ? null : mean(values));
   const ratio = (base, own) => (base + TINY) / (own + TINY);
   const column = (candidate, key) => candidate.scores.map((score) => score[KEYS.indexOf(key)]);
   const six = (value) => Math.round(value * 1e6);
@@ -28,7 +29,7 @@ const verdict = (() => {
       return at < 0 ? [] : [[base.scores[at], score]];
     });
     const paired = pairs.length > 0;
-    if (!paired) pairs = [[base, candidate].map((one) => KEYS.map((key) => mean(column(one, key))))];
+    if (!paired) pairs = [[base, candidate].map((one) => KEYS.map((key) => knownMean(column(one, key))))];
     const row = {
       candidate,
       drops: pairs.map(([b, s]) => b[0] - s[0]),
@@ -40,6 +41,8 @@ const verdict = (() => {
       cpu_hours: mean(column(candidate, "cpu_hours")),
       gb: mean(column(candidate, "gb")),
       ensembleDrop: mean(pairs.map(([b, s]) => b[0] - s[4])),
+      validationDrop: knownMean(pairs.map(([b, s]) => (b[5] === null || s[5] === null ? null : b[5] - s[5]))),
+      globalGb: knownMean(column(candidate, "global_gb")),
     };
     row.drop = mean(row.drops);
     row.speed = typical(row.speeds);
@@ -51,8 +54,14 @@ const verdict = (() => {
   function best(rows, among) {
     if (!among.length) return null;
     const fastest = Math.max(...among.map((i) => rows[i].speed));
-    const tied = among.filter((i) => rows[i].speed * TIE >= fastest - EXACT);
-    return least(tied, (i) => six(rows[i].drop), (i) => -six(typical(rows[i].savings)));
+    return mostAccurate(rows, among.filter((i) => rows[i].speed * TIE >= fastest - EXACT));
+  }
+
+  const mostAccurate = (rows, among) => least(among, (i) => six(rows[i].drop), (i) => -six(typical(rows[i].savings)));
+
+  // As soon and more accurate.
+  function isBetter(row, band) {
+    return row.speed * TIE >= 1 - EXACT && row.drop < -band - EXACT && row.drops.every((drop) => drop < -EXACT);
   }
 
   // limits: points, hours, CPU hours, GB; null where there is none.
@@ -62,9 +71,12 @@ const verdict = (() => {
     const every = rows.map((_, i) => i);
     const fitting = every.filter((i) => !rows[i].fails.length);
     const gaining = fitting.filter((i) => rows[i].speed >= GAIN - EXACT);
-    const chosen = !gaining.length && fitting.includes(base) ? base : best(rows, gaining.length ? gaining : fitting);
     const share = Math.min(Math.max(mean(column(candidates[base], "accuracy")) / 100, 0), 1);
     const band = (samples ? 100 * Math.sqrt((share * (1 - share)) / samples) : 0) || BAND;
+    const better = fitting.filter((i) => isBetter(rows[i], band));
+    let chosen = base;
+    if (gaining.length || !fitting.includes(base)) chosen = best(rows, gaining.length ? gaining : fitting);
+    else if (better.length) chosen = mostAccurate(rows, better);
     const faster = GAIN * (chosen === null ? 1 : rows[chosen].speed) - EXACT;
     const missing = every.filter((i) => rows[i].fails.join() === "accuracy" && rows[i].speed >= faster);
     const near = best(rows, missing.filter((i) => rows[i].drop - limits[0] <= band + EXACT));
@@ -84,6 +96,7 @@ const verdict = (() => {
     return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? `.${part}` : "");
   }
   const number = (value) => fixed(value, value >= 100 ? 0 : value >= 10 ? 1 : 2);
+  const short = (value) => (value && value < 0.01 ? "< 0.01" : number(value));
   const count = (value, noun) => `${value} ${noun}${value === 1 ? "" : "s"}`;
   function points(value, exact) {
     const text = exact ? fixed(value, 2).replace(/0+$/, "").replace(/\.$/, "") : fixed(value, 1);
@@ -185,12 +198,16 @@ const verdict = (() => {
     let seeds = count(row.candidate.scores.length, "seed");
     if (!row.paired) seeds = `no seed in common with ${base.candidate.name}`;
     else if (row !== base) {
-      const faster = row.speeds.filter((speed) => speed >= TIE - EXACT).length;
-      seeds = row.speeds.length > 1 ? `faster in ${faster} of ${row.speeds.length} seeds` : "one seed only";
+      const sooner = row.speed >= GAIN - EXACT || row.drop > EXACT;
+      const those = sooner ? row.speeds.filter((speed) => speed >= TIE - EXACT) : row.drops.filter((drop) => drop < -EXACT);
+      const told = `${sooner ? "faster" : "more accurate"} in ${those.length} of ${row.speeds.length} seeds`;
+      seeds = row.speeds.length > 1 ? told : "one seed only";
     }
     const one = samples ? `${fixed(samples, 0)} test ${unit}, one is ${number(100 / samples)} points` : `metric ${metric}`;
     const cut = base.candidate.cut_off + (row === base ? 0 : row.candidate.cut_off);
-    return [seeds, one, cut ? `${count(cut, "cohort")} cut off` : "none cut off"].join(" · ");
+    const texts = [seeds, one, cut ? `${count(cut, "cohort")} cut off` : "none cut off"];
+    if (row !== base && row.validationDrop !== null) texts.push(`on validation samples it ${loss(row.validationDrop)}`);
+    return texts.join(" · ");
   }
 
   // measure: metric, samples, unit.
@@ -204,5 +221,5 @@ const verdict = (() => {
     };
   }
 
-  return { decide, sentences, fixed, number, points, mean, typical };
+  return { decide, sentences, fixed, number, short, points, mean, typical };
 })();
