@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import Command
 from tests.federation.cohorts import MODEL_BYTES, close, session
 
 from cpfl.devices.availability import AvailabilitySchedule
@@ -150,7 +152,8 @@ def test_crashes_and_repeats_are_accounted() -> None:
 
 
 def test_a_round_that_never_succeeds_is_given_up() -> None:
-    one = session(SAMPLES, FAST, federation__deadline=10, federation__min_results=2)
+    here = [AvailabilitySchedule((0.0,), (1e5,), 1e5)] * 4  # clients that may be away are looked at in rounds only
+    one = session(SAMPLES, FAST, here, federation__deadline=10, federation__min_results=2)
     with pytest.raises(CpflError, match=r"federation.min_results = 2 .*deadline"):
         one.open_round()
 
@@ -292,3 +295,26 @@ def test_continues_from_any_round(case: str, cut: int, seed: int) -> None:
             assert close(other, SAMPLES).record == ours.record
             assert work.participants == ours.record.participants
     assert one.stopped == "max rounds"
+
+
+@pytest.mark.parametrize("policy", ["drop", "partial", "stale"])
+def test_a_deadline_that_nobody_can_meet_is_refused_at_the_start(policy: str) -> None:
+    """Round numbers of seconds: 8 for two steps, 5 for one, with 2 for the transfers."""
+    shortest = 5 if policy == "partial" else 8
+    changes = {"federation__straggler_policy": policy}
+    with pytest.raises(SettingError) as refused:
+        session([2, 4], [1000.0] * 2, federation__deadline=shortest - 0.5, **changes)
+    assert str(refused.value) == (
+        f"federation.deadline = {shortest - 0.5} is too short: the shortest possible round of cohort 0 lasts "
+        f"{shortest}.00 virtual seconds"
+    )
+    assert close(session([2, 4], [1000.0] * 2, federation__deadline=shortest, **changes), [2, 4])
+    with pytest.raises(SettingError, match=r"with federation.min_results = 2 lasts (14|5)\.00 virtual seconds"):
+        session([2, 4], [1000.0] * 2, federation__deadline=4.9, federation__min_results=2, **changes)
+
+
+def test_a_short_deadline_is_refused_before_anything_is_written(cpfl_command: Command, tmp_path: Path) -> None:
+    answer = cpfl_command("run", "digits", "--set", "federation.deadline=0.01", "--out", "run")
+    assert (answer.code, answer.err.count("\n")) == (2, 1), answer.err
+    assert "federation.deadline = 0.01 is too short: the shortest possible round of cohort 0 lasts" in answer.err
+    assert not (tmp_path / "run").exists()

@@ -123,7 +123,7 @@ class One(Selection):
 
 
 CAUSES: dict[str, tuple[dict[str, Any], list[AvailabilitySchedule] | None, list[str]]] = {
-    "late": ({"federation__deadline": 7}, None, ["clients were late 2000 times (federation.deadline)"]),
+    "late": ({"federation__deadline": 7}, [ALWAYS] * 2, ["clients were late 2000 times (federation.deadline)"]),
     "left": ({}, [there((0, 5))] * 2, ["clients left 2000 times (devices.availability)"]),
     "crashed": ({"devices__crash_rate": 0.9999}, None, ["clients crashed ", "(devices.crash_rate)"]),
     "left and late": (

@@ -139,6 +139,16 @@ def test_traffic_by_link(made: Made) -> None:
         assert summary["global_gb"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("hours", "meetings", "equal"), [(0.05, 2, False), (0.0515, 3, True)])
+def test_a_limit_at_a_meeting_and_one_right_after_it(hours: float, meetings: int, equal: bool, made: Made) -> None:
+    """Rounds last 9 and 14 s. At 180 s nobody waits for a meeting that is the end; at 185.4 s nobody begins again."""
+    limit = {"clients": 8, "cohorts": 2, "max_rounds": 100, "devices.trace": "fixed", "meetings.interval": "60s"}
+    run = made(**(SMALL | MEET | limit | {"stopping.max_hours": hours, "stopping.patience": 100, "precision": "auto"}))
+    assert len(records.read(RunFolder.open(run.path).meetings())) == meetings
+    one, other = (load_state(RunFolder.open(run.path).teacher(cohort)) for cohort in (0, 1))
+    assert all(torch.equal(one[name], other[name]) for name in one) == equal
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

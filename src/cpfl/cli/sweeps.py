@@ -52,20 +52,23 @@ def sweep(
     """
     from cpfl.settings import experiment_file
 
-    base = experiment_file.load(experiment, settings or [], strict=False)  # a combination may need what is idle here
-    values = {"n": cohorts, "seed": seeds} | dict(pair.partition("=")[::2] for pair in over or [])
-    varied = ", ".join(f"{key} = {value}" for key, value in values.items() if value)
+    numbers = None if cohorts is None else options.whole_numbers(cohorts, "--cohorts")
+    all_seeds = None if seeds is None else options.whole_numbers(seeds, "--seeds")
+    others = options.values(over or [], "--over")
+    given = experiment_file.parse_assignments(settings or [])
+    several = {key: some for key, some in {"cohorts": numbers, "seed": all_seeds, **others}.items() if some}
+    base = experiment_file.varied_base(experiment, given, several)
+    texts = {"n": cohorts, "seed": seeds} | dict(pair.partition("=")[::2] for pair in over or [])
+    varied = ", ".join(f"{key} = {value}" for key, value in texts.items() if value)
     options.at_once(f"{base.name}: a sweep over {varied}")
 
     from cpfl.sweeps import default_folder
 
     folder = out or default_folder(base)
     arguments = options.run_arguments(data, engine, device, workers, address, gpu_share, node_data, track)
-    arguments |= {"out": folder, "over": options.values(over or [], "--over")}
+    arguments |= {"out": folder, "cohorts": numbers, "seeds": all_seeds, "over": others}
+    arguments["settings"] = given  # kept with another recipe or server
     arguments["download"] = options.may_download(download)
-    arguments["cohorts"] = None if cohorts is None else options.whole_numbers(cohorts, "--cohorts")
-    arguments["seeds"] = None if seeds is None else options.whole_numbers(seeds, "--seeds")
-    arguments["settings"] = experiment_file.parse_assignments(settings or [])  # kept with another recipe or server
     run_sweep(base, folder, jobs, as_json, quiet, arguments)
 
 

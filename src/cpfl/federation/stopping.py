@@ -4,7 +4,7 @@ With the rule `joint` cohorts train in phases. After each phase they wait, and a
 ensemble that would be distilled, or as the merged model of a meeting. They continue while twice the work would still
 gain enough. Work is counted in CPU hours or hours, gain in points of the evaluation. "Twice" makes the rule free of
 scale: the same for ten CPU hours as for ten thousand. Which of a cohort's models becomes the teacher is decided in
-session.py.
+cohort_training.py.
 """
 
 import math

@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,33 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any], strict: b
     if not settings:
         return experiment
     return _changed(experiment.model_dump(mode="json", exclude_unset=True), settings, strict)
+
+
+def varied_base(
+    source: str | Path | Experiment, settings: Mapping[str, Any], values: Mapping[str, Sequence[Any]]
+) -> Experiment:
+    """What a sweep over these values of dotted keys starts from.
+
+    What is refused alone may be right in its runs: then it takes the values of the first run that is not refused.
+    """
+
+    def changed(own: Mapping[str, Any]) -> Experiment:
+        changes = {**settings, **own}
+        if isinstance(source, Experiment):
+            return with_settings(source, changes, strict=False)
+        return load(source, settings=changes, strict=False)
+
+    try:
+        return changed({})
+    except SettingError as alone:
+        refused = alone
+        several = {key: sorted(some, key=lambda one: one == 1) for key, some in values.items()}  # n = 1 leaves much out
+        for number, combination in enumerate(itertools.product(*several.values())):
+            try:
+                return changed(dict(zip(several, combination, strict=True)))
+            except SettingError as error:  # that of the first run is told: it would be met next
+                refused = refused if number else error
+        raise refused from None
 
 
 def given_values(source: str | Path | Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,15 +196,14 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _pruned(experiment: Experiment) -> Experiment:
-    """The same experiment, with settings that have no effect back at their defaults."""
-    idle = [key for key in effects.given(experiment) if effects.unmet(experiment, key)]
-    if not idle:
-        return experiment
-    tree = experiment.model_dump(mode="json", exclude_unset=True)
-    for key in idle:
-        section, _, leaf = key.rpartition(".")
-        (tree[section] if section else tree).pop(leaf)
-    return Experiment(**tree)
+    """The same experiment, with settings that have no effect back at their defaults, and what needs those."""
+    while idle := [key for key in effects.given(experiment) if effects.unmet(experiment, key)]:
+        tree = experiment.model_dump(mode="json", exclude_unset=True)
+        for key in idle:
+            section, _, leaf = key.rpartition(".")
+            (tree[section] if section else tree).pop(leaf)
+        experiment = Experiment(**tree)
+    return experiment
 
 
 def to_toml(experiment: Experiment) -> str:

@@ -32,6 +32,7 @@ from cpfl.task.loading import MayDownload, absolute, check_public, given_arrays,
 from cpfl.user_files import expanded
 
 RUN = [name for name, one in inspect.signature(api.run).parameters.items() if one.kind is one.KEYWORD_ONLY]
+ALONE = "cohorts = 1: nobody is there to meet; runs with n = 1 leave out the settings of [meetings]"
 SECTIONS = ("data", "model")  # arguments of it that are sections of settings, too
 MakeRuns = Callable[[Work, Mapping[str, Any], SweepCallback, End], None]
 PYTHON_ARGUMENTS = {"model.name": "model", "data.train": "train", "data.public": "public"}
@@ -107,11 +108,14 @@ def _sweep(
                 raise RunFolderError(f"{folder} was started from Python with {argument} = …: resume it with that, too")
         common = {"engine": grid.engine, "data": grid.data} | {k: v for k, v in common.items() if v not in ("", None)}
     else:
-        base = experiment if isinstance(experiment, Experiment) else experiment_file.load(experiment)
         own = client_settings(common.get("train"), experiment, settings)
-        several = {"cohorts": cohorts[0]} if own and cohorts else {}  # the base alone may have too many for the clients
+        several = (
+            {"cohorts": max(cohorts)} if own and cohorts else {}
+        )  # the base alone may have too many for the clients
         changes = {**(settings or {}), **several, **given, **own}
-        base = absolute(experiment_file.with_settings(base, changes, strict=False))
+        varied = {"cohorts": cohorts, "seed": seeds} | {**over}
+        values = {key: some for key, some in varied.items() if some is not None and not isinstance(some, str)}
+        base = absolute(experiment_file.varied_base(experiment, changes, values))
         if base.clients == UNKNOWN:
             base = with_clients(base, _given(base, common))
         check_public(base, experiment, {*(settings or ()), *(over or ())})
@@ -119,6 +123,9 @@ def _sweep(
             callback.on_message(f"{key} is varied: its values in over count, not the single one")
         folder = expanded(Path(out), "out") if out is not None else default_folder(base)
         grid = SweepGrid.from_values(base, cohorts, seeds, over or {}, settings)
+        all_of_it = [grid.experiment(name) for name in grid.runs]
+        if any(one.cohorts == 1 for one in all_of_it) and any(one.meets or one.merges for one in all_of_it):
+            callback.on_message(ALONE)
     if common.get("data") is not None:
         common["data"] = str(expanded(Path(common["data"]), "data").absolute())  # runs may start in another folder
     grid = replace(grid, engine=common.get("engine", "auto"), data=common.get("data"))

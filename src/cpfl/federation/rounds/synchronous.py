@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import Any
 
 from cpfl.cohorts.base import Members
@@ -71,6 +71,8 @@ class Synchronous(RoundPlanner):
         self._undisturbed = always and not (settings.over_selection or settings.deadline or crash_rate)
         if settings.min_results > 1 and not always:
             self._wait(1, 0.0)  # so many may never be available at once: refuse that before anybody trains
+        if settings.deadline and always and len(cohort.sizes):
+            self._check_deadline()
 
     def plan(self, number: int, clock: float) -> RoundPlan:
         """Attempt after attempt until one returns enough results."""
@@ -115,6 +117,18 @@ class Synchronous(RoundPlanner):
                 f"from round {number} of cohort {self._cohort.number} on (devices.availability): lower it"
             )
         return moment - clock + ROUNDING  # not a float's last digit too early
+
+    def _check_deadline(self) -> None:
+        """Refuse a deadline that too few clients can ever meet."""
+        cohort, least = self._cohort, self._settings.min_results
+        rounds = (cohort.compute_seconds(c, self._steps(c)) + cohort.transfer_seconds(c) for c in cohort.clients)
+        shortest = nsmallest(least, rounds)[-1]
+        if shortest > self._settings.deadline + ROUNDING:
+            needed = f" with federation.min_results = {least}" if least > 1 else ""
+            raise SettingError(
+                f"federation.deadline = {self._settings.deadline:g} is too short: the shortest possible round of "
+                f"cohort {cohort.number}{needed} lasts {math.ceil(100 * shortest) / 100:.2f} virtual seconds"
+            )
 
     def _steps(self, client: int) -> int:
         """All steps of a client, or as many as fit before the deadline; at least one, which then is late."""
