@@ -83,7 +83,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "federation.client={a = 1}": ("federation.client = {'a': 1}", "string"),
     "stopping.rule=never": ("stopping.rule = 'never'", "plateau"),
     "stopping.rule=rounds": ("rounds", "at least 1"),
-    "stopping.rule=budget": ("max_hours or max_cpu_hours",),
+    "stopping.rule=budget": ("max_hours, max_cpu_hours or max_traffic_gb",),
     "stopping.eval_interval=0": ("stopping.eval_interval = 0", "1"),
     "stopping.min_gain=-1": ("stopping.min_gain = -1", "0"),
     "stopping.eval_window=3": ("stopping.eval_window = 3", "4"),

@@ -22,7 +22,8 @@ ELSEWHERE = {
     "needs real CIFAR-10; run in tests/test_real_data.py where it is there": ROOT / "tests/test_real_data.py",
     "run in tests/cluster/test_equal.py where Ray is installed": ROOT / "tests/cluster/test_equal.py",
     "run in tests/data/test_frames.py where pandas is installed": ROOT / "tests/data/test_frames.py",
-    "run in tests/docs/test_notebook.py where pandas is installed": ROOT / "tests/docs/test_notebook.py",
+    "run in tests/docs/test_own_data_notebook.py where pandas is installed": ROOT
+    / "tests/docs/test_own_data_notebook.py",
     "run in tests/deploy/test_commands.py": ROOT / "tests/deploy/test_commands.py",
     "as in deploy.md, whose commands tests/deploy/test_commands.py runs": find("deploy.md"),
     "as in choose-n.md, which has fleet.toml": find("choose-n.md"),

@@ -176,12 +176,10 @@ def test_a_word_that_no_embedding_has(where: str, engine: str, tmp_path: Path) -
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("where", ["training", "test", "public"])
 def test_samples_that_a_model_fails_on_late(where: str, engine: str, tmp_path: Path) -> None:
-    """Floats are not looked at beforehand. In lanes such a word has a vector that is not a number, not another's."""
+    """Floats are not looked at beforehand: the estimate before a run, training or the distillation meets them."""
     plain = NUMBERS.astype("float32")
     train, test, public = (strange(plain, 70) if name == where else plain for name in ("training", "test", "public"))
-    nan = engine == "lanes" and where == "training"
-    sentence = "loss of client .* became nan in round 1" if nan else r"cannot take a batch of \d+.*: index out of range"
-    with pytest.raises(CpflError, match=sentence):
+    with pytest.raises(CpflError, match=r"cannot take a batch of \d+.*: index out of range"):
         cpfl.run(
             cpfl.Experiment(), settings={**TOGETHER, "data.validation": 0.0}, model=Words, train=(train, LABELS),
             test=(test, LABELS), public=public, out=tmp_path / "run", engine=engine, device="cpu",

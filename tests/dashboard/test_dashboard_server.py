@@ -40,7 +40,7 @@ def test_the_page_and_what_keeps_it_fresh(dashboard: Start, runs: Path) -> None:
     assert page.headers["X-Content-Type-Options"] == "nosniff"
     assert "Access-Control-Allow-Origin" not in page.headers
     fresh, text = served.ask("/fresh.json")
-    assert json.loads(text).keys() == {"body", "figures"}
+    assert json.loads(text).keys() == {"body", "figures", "explorers"}
     again, text = served.ask("/fresh.json", if_none_match=fresh.headers["ETag"])
     assert (again.status, text) == (304, "")
     head, text = served.ask("/", "HEAD")

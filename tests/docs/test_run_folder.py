@@ -17,7 +17,7 @@ from tests.pages import ROOT, find
 ELSEWHERE = {
     "run.json": {"fleet", "sites"},
     "rounds/cohort-….jsonl": {"excluded"},
-    "log.jsonl": {"workers_device", "worker", "node", "pid", "why", "run_again[].piece"},
+    "log.jsonl": {"workers_device", "worker", "node", "pid", "why", "run_again[].piece", "reason"},
     "workers.json": {"workers", "moved", "dashboard"}
     | {f"workers[].{key}" for key in ("worker", "node", "pid", "device", "cohorts", "load", "samples_per_second")},
 }

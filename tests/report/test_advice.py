@@ -84,7 +84,10 @@ def test_what_gains_nothing_seed_by_seed_is_not_recommended() -> None:
     words = said(found)
     assert take(found, samples=359) == "n = 1"
     assert words.headline == "No n gains time within 2 points: keep n = 1, or try n = 8"
-    assert "n = 8 would end 1.7× sooner and misses your limit by 0.3 points" in words.detail
+    assert (
+        "n = 8 would end 1.7× sooner (seed by seed 1.78×, 2.93×, 1.00×) and misses your limit by 0.3 points"
+        in words.detail
+    )
     assert "less than 359 test images can tell (±2.4)" in words.detail
     assert "n = 2 ends no sooner, seed by seed 0.86×, 1.18×, 1.00×" in words.detail
     assert words.verdicts == [
@@ -146,7 +149,9 @@ def test_limits_of_time_compute_and_traffic() -> None:
     assert take(found, Limits(3, max_gb=0.25)) == "n = 8"
     words = said(found, Limits(2, max_hours=3.5))
     assert words.headline == "No n fits these limits; n = 8 comes closest"
-    assert words.detail.startswith("n = 8 would end 1.7× sooner and misses your limit by 0.3 points")
+    assert words.detail.startswith(
+        "n = 8 would end 1.7× sooner (seed by seed 1.78×, 2.93×, 1.00×) and misses your limit by 0.3 points"
+    )
     assert "ends after 7.18 h, past your deadline" in words.verdicts[0]
 
 

@@ -157,7 +157,7 @@ def _row(one: Candidate, base: Candidate, limits: Limits) -> Row:
         mean([score.cpu_hours for score in own]),
         mean([score.gb for score in own]),
         mean([b.accuracy - s.ensemble for b, s in pairs]),
-        known_mean([None if None in (b.validation, s.validation) else b.validation - s.validation for b, s in pairs]),
+        known_mean([_difference(b.validation, s.validation) for b, s in pairs]),
         known_mean([score.global_gb for score in own]),
     )
     spent = {"accuracy": row.drop, "hours": row.last, "cpu_hours": row.cpu_hours, "gb": row.gb}
@@ -191,6 +191,10 @@ def _lost_by_distilling(row: Row, limits: Limits) -> bool:
 
 def _average(scores: Sequence[Score]) -> Score:
     return Score(*(known_mean(values) for values in zip(*scores, strict=True)))  # type: ignore[arg-type]
+
+
+def _difference(base: float | None, own: float | None) -> float | None:
+    return None if base is None or own is None else base - own
 
 
 def _ratio(base: float, own: float) -> float:

@@ -227,7 +227,7 @@ class Stopping(Section):
     max_cpu_hours: NotNegative = 0
     """Limit in CPU hours of all cohorts together, with any rule; 0: none."""
     max_traffic_gb: NotNegative = 0
-    """Limit in GB (10⁹ bytes) of all traffic together, with any rule; 0: none."""
+    """Limit in GB (10^9 bytes) of all traffic together, with any rule; 0: none."""
     keep: Literal["best", "last", "ema"] = "best"
     """The teacher: the model with the lowest moving average of the validation loss, the last one, or an exponential
     moving average of all rounds' models. With the rule joint, "best" is the last one."""

@@ -141,8 +141,7 @@ class CurveFollower(Callback):
             model = {name: stored[name] for name in self._task.for_cohort(cohort).start}
             spent = math.fsum(line["cpu_seconds"] for line in done)
             last: dict[str, Any] = done[-1] if done else {"clock": 0.0, "round": 0}
-            met = sum(cohort in one["cohorts"] for one in meetings if one["clock"] <= clock + ROUNDING)
-            sent = sum(line["bytes"] for line in done) + met * session.meeting_bytes
+            sent = sum(line["bytes"] for line in done)
             self._at[cohort][moment] = _Reached(last["clock"], last["round"], model, spent, sent)
 
     def _evaluate_all(self) -> None:
@@ -165,10 +164,12 @@ class CurveFollower(Callback):
         """A point of the curve, and what it means for the trial."""
         cost = self._evaluator.cost()
         accuracy, _ = self._evaluator.evaluate([model.model for model in models])
+        meetings = records.read_sealed(self._folder.meetings(), self._folder.identity)
+        met = sum(meeting["bytes"] for meeting in meetings if meeting["clock"] <= clock + ROUNDING)
         point = Point(
             hours=(clock + cost.seconds) / 3600,
             cpu_hours=(math.fsum(model.cpu_seconds for model in models) + cost.cpu_seconds) / 3600,
-            traffic_gb=(sum(model.bytes for model in models) + cost.bytes) / 1e9,
+            traffic_gb=(sum(model.bytes for model in models) + met + cost.bytes) / 1e9,
             accuracy=accuracy,
             rounds=sum(model.round for model in models),
             moment=clock / 3600,
@@ -207,8 +208,13 @@ def read_curve(path: Path) -> tuple[list[Point], str]:
 def _waiting(session: Session, closed: ClosedRound) -> _Reached:
     """A cohort that has ended a round and not met the others yet; its model then is the round's newest snapshot."""
     model = next(one.model for one in reversed(closed.snapshots) if one.round == session.round)
-    return _Reached(closed.record.clock, session.round, model, session.cpu_seconds, session.bytes)
+    return _Reached(closed.record.clock, session.round, model, session.cpu_seconds, _in_rounds(session))
 
 
 def _reached(session: Session) -> _Reached:
-    return _Reached(session.clock, session.round, session.teacher(), session.cpu_seconds, session.bytes)
+    return _Reached(session.clock, session.round, session.teacher(), session.cpu_seconds, _in_rounds(session))
+
+
+def _in_rounds(session: Session) -> float:
+    """Bytes of its rounds, without those of its meetings, which meetings.jsonl has."""
+    return session.bytes - session.phases * session.meeting_bytes

@@ -33,7 +33,9 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_examples_with_pandas(number: int, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
-    noted = [block["text"] for block in blocks(find("notebooks.md")) if "test_notebook.py" in (block["note"] or "")]
+    noted = [
+        block["text"] for block in blocks(find("notebooks.md")) if "test_own_data_notebook.py" in (block["note"] or "")
+    ]
     process = Program([noted[number]], tmp_path, os.environ, PYTHON)
     assert process.wait() == 0, process.err
     assert "cpu_" in process.out
