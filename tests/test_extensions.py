@@ -67,6 +67,10 @@ class Absolute(DistillationLoss):
     def __call__(self, logits_BC, targets_BC):
         return functional.l1_loss(logits_BC, targets_BC)
 
+class NoScalar(DistillationLoss):
+    def __call__(self, logits_BC, targets_BC):
+        return (logits_BC - targets_BC).abs()
+
 class Divergence(DistillationLoss):
     def __call__(self, logits_BC, targets_BC):
         temperature = self.settings.temperature
@@ -150,6 +154,7 @@ REFUSED: dict[tuple[str, str], tuple[str, ...]] = {
     ("aggregation", "my_aggregation:Nothing"): ("my_aggregation:Nothing", "cannot be loaded"),
     ("aggregation", "my_loss:Absolute"): ("my_loss:Absolute", "no subclass of cpfl.TeacherAggregation"),
     ("loss", "kll"): ("distillation.loss = 'kll'", "did you mean kl?", "module:Class"),
+    ("loss", "my_loss:NoScalar"): ("my_loss:NoScalar", "shape (2, 10)", "a scalar tensor is needed"),
     ("loss", "nowhere:Loss"): ("nowhere:Loss", "cannot be loaded"),
 }
 

@@ -67,6 +67,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     call("distill", "meeting", "--weights", "uniform", "--name", "again", cwd=folder).good()
     call("export", "meeting", cwd=folder).good()
     call("sweep", "digits", *QUICK, "--set", "max_rounds=1", "--seeds", "90", "--out", "sweep", cwd=folder).good()
+    tune = ("--hours", "0.05", "--trials", "4", "--seeds", "1", "--set", "data.train_limit=400", "--set", "clients=10")
+    call("tune", "digits", *tune, "--set", "distillation.epochs=1", "--out", "tune", cwd=folder).good()
     (folder / "losses" / "summary.json").unlink()  # the run is not finished, and has lost its last checkpoints
     for old in (folder / "losses" / "checkpoints").glob("cohort-0000-*"):
         old.unlink()

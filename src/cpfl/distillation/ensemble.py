@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cpfl import models
-from cpfl.distillation.objective import distillation_loss, teacher_aggregation, teacher_weights
+from cpfl.distillation.objective import DistillationLoss, distillation_loss, teacher_aggregation, teacher_weights
 from cpfl.distillation.outputs import TeacherOutputs
 from cpfl.engines.client_training import called
+from cpfl.errors import SettingError
 from cpfl.kernels import layers
 from cpfl.models import State
 from cpfl.models.adapter import Inputs, mapped, tensors
@@ -50,7 +51,17 @@ def check_distillation(settings: Distillation, task: Task) -> None:
     """Refuse weights, an aggregation or a loss that cannot be used, before anything is trained or written."""
     teacher_weights(settings, task.label_counts, range(len(task.cohorts)))
     objective = task.data.objective
-    distillation_loss(settings, teacher_aggregation(settings, objective).probabilities, objective)
+    loss = distillation_loss(settings, teacher_aggregation(settings, objective).probabilities, objective)
+    if ":" in settings.loss:
+        _check_scalar(loss, settings, task.data.answer.shape)
+
+
+def _check_scalar(loss: DistillationLoss, settings: Distillation, shape: tuple[int, ...]) -> None:
+    """Call a user's loss once: targets are positive with sum 1, valid in either form."""
+    answer = loss(torch.zeros(2, *shape, requires_grad=True), torch.full((2, *shape), 1 / shape[-1]))
+    if not isinstance(answer, Tensor) or answer.ndim:
+        kind = f"shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else type(answer).__name__
+        raise SettingError(f"distillation.loss = {settings.loss!r} returned {kind}: a scalar tensor is needed")
 
 
 def to_device(module: nn.Module, task: Task, precision: Precision) -> nn.Module:

@@ -90,7 +90,10 @@ def load_global(path: Path, model: UserModel | None = None, distillation: str = 
     if own := experiment.model.by_cohort.get(alone):
         settings = models.named(experiment.model, own)
     if model is None and settings.name == GIVEN:
-        raise ModelError(f"{path} was run with a model given in Python: export or load it from Python with model=…")
+        raise ModelError(
+            f"{path} was run with a model given in Python: export, load or predict with model=…, "
+            "in Python, as cpfl.run was given it"
+        )
     if model is None:
         build = models.factory(settings, shape, _answer(about)[-1])
     else:

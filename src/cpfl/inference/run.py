@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LIBRARIES = ("pandas", "polars", "arrow")
+DEFAULTS = {"wasted_cpu_seconds": 0.0, "wasted_bytes": 0}  # left out of records in which nothing was discarded
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Run:
         if library and library not in LIBRARIES:
             raise SettingError(f"library = {quoted(library)} is not allowed: {', '.join(LIBRARIES)}")
         rounds = self.rounds
-        columns = dict.fromkeys(key for record in rounds for key in record)
-        table = pa.table({key: [record.get(key) for record in rounds] for key in columns})
+        columns = dict.fromkeys([*(key for record in rounds for key in record), *(DEFAULTS if rounds else ())])
+        table = pa.table({key: [record.get(key, DEFAULTS.get(key)) for record in rounds] for key in columns})
         for name in [library] if library else LIBRARIES:
             if name == "arrow":
                 break
@@ -109,7 +110,7 @@ class Run:
         return answers.predicted(module, module.objective, about, x)
 
     def plot(self) -> Picture:
-        """The validation loss of every cohort over virtual hours, with its stop."""
+        """The moving average of every cohort's validation loss over virtual hours, with its stop."""
         facts = read(self.path)
         title = f"{facts.experiment.name}: validation loss of {facts.n} cohort{'s' * (facts.n > 1)}"
         return Picture(losses(facts.histories) | {"title": title})

@@ -69,7 +69,10 @@ def find(key: str) -> list[SettingInfo]:
 def page() -> str:
     """All settings as a page in Markdown."""
     lines = ["# Settings", "", "Made by `cpfl settings --markdown`. `cpfl settings KEY` explains a single setting.", ""]
-    lines += ["A setting that is given and has no effect is refused. Keys are what `--set` takes."]
+    lines += [
+        "A setting that is given and has no effect is refused; only with cohorts = 1 a message says that "
+        "distillation.* has none. Keys are what `--set` takes."
+    ]
     section = None
     for info in all_settings():
         name = info.key.rpartition(".")[0]
