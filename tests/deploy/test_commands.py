@@ -148,7 +148,7 @@ def test_a_server_and_a_node(shell: Any, tmp_path: Path) -> None:
     assert connection
     text = connection[1].replace("fleet.example.org:9443", f"127.0.0.1:{shell.port}")
     (tmp_path / "home").mkdir(exist_ok=True)
-    (tmp_path / "home" / "config.toml").write_text(text.replace("certificates/", f"{tmp_path}/certificates/"))
+    (tmp_path / "home" / "config.toml").write_text(text.replace("/srv/cpfl/", f"{tmp_path}/"))
     shell.do(key)
     shell.do(node)
     shell.do(run.replace("out='runs/first'", f"out='{tmp_path}/runs/first'"))
