@@ -119,14 +119,23 @@ def opened(page: Path) -> dict[str, Any]:
         tab.goto(page.resolve().as_uri(), wait_until="commit")
         tab.wait_for_selector("html[data-ready=yes]")
         drawn = spent()
-        usable = tab.evaluate("performance.getEntriesByName('usable')[0].startTime") / 1000
+        marks = {
+            name: tab.evaluate(f"performance.getEntriesByName('{name}')[0].startTime") / 1000
+            for name in ("usable", "painted")
+        }
         tab.evaluate(
             """() => { const input = document.querySelector('.sliders input');
                 for (let i = 0; i < 20; i++) { input.value = i; input.dispatchEvent(new Event('input')); } }"""
         )
         moved = (spent() - drawn) / 20
         browser.close()
-    return {"usable_s": round(usable, 2), "drawn_cpu_s": round(drawn, 2), "slider_cpu_ms": round(1000 * moved, 1)}
+    seconds = {f"{name}_s": round(value, 2) for name, value in marks.items()}
+    return {
+        **seconds,
+        "load": round(os.getloadavg()[0], 1),
+        "drawn_cpu_s": round(drawn, 2),
+        "slider_cpu_ms": round(1000 * moved, 1),
+    }
 
 
 if __name__ == "__main__":

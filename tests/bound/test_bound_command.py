@@ -69,7 +69,7 @@ def test_the_figure_and_the_table(runs: Path, measured: Any, tmp_path: Path) -> 
         assert text in svg
     shown = call("bound", runs, "--divergence", "labels", "--delta", "0.5", "--out", "figures", cwd=tmp_path).good()
     assert "δ = 0.5, divergence: labels" in shown.out
-    assert "± standard deviation over 2 seeds" in shown.out
+    assert "± sample standard deviation over 2 seeds" in shown.out
     assert (tmp_path / "figures" / "bound.png").is_file()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import shutil
@@ -16,8 +17,8 @@ from small_runs import reseal
 
 import cpfl
 from cpfl.errors import SettingError
-from cpfl.reports.advice import Advice, advise_runs, check_limits
-from cpfl.reports.candidates import comparisons
+from cpfl.reports.advice import Advice, advise, advise_runs, check_limits
+from cpfl.reports.candidates import Comparison, comparisons
 from cpfl.reports.figures import pareto
 from cpfl.reports.groups import group
 from cpfl.reports.sentences import Measure, fixed, sentences
@@ -33,6 +34,7 @@ DEMO: dict[int, list[Triple]] = {
     4: [(64.35, 2.92, 16.4), (69.64, 3.88, 21.8), (69.64, 2.65, 30.4)],
     8: [(68.25, 1.79, 21.6), (67.69, 2.45, 18.4), (67.13, 3.01, 24.5)],
 }
+NEAR = "n = 8 would end 1.7× sooner (seed by seed 1.78×, 2.93×, 1.00×) and misses your limit by 0.3 points"
 
 
 def candidate(n: int, values: list[Triple], ensemble: float | None = None, **more: Any) -> Candidate:
@@ -172,7 +174,9 @@ def test_seeds_that_do_not_match_are_named() -> None:
     assert said(found).evidence.startswith("no seed in common with n = 1")
 
 
-SCORES = st.builds(Score, st.floats(0, 100), st.floats(0, 99), st.floats(0, 99), st.floats(0, 9), st.floats(0, 100))
+KNOWN = st.none() | st.floats(0, 100)
+COSTS = (st.floats(0, 99), st.floats(0, 99), st.floats(0, 9))
+SCORES = st.builds(Score, st.floats(0, 100), *COSTS, st.floats(0, 100), KNOWN, KNOWN)
 
 
 @given(st.lists(st.lists(SCORES, min_size=1, max_size=3), min_size=2, max_size=6), st.floats(0, 20))
@@ -314,3 +318,36 @@ def test_the_pareto_front_is_what_no_point_beats(pairs: list[tuple[int, int]]) -
         (h, a) for h, a in pairs if not any((x <= h and y >= a) and (x, y) != (h, a) for x, y in pairs)
     }  # the definition
     assert {(p["hours"], p["accuracy"]) for p in front} == unbeaten
+
+
+def test_validation_is_told_and_its_disagreement_is_a_doubt(runs: Path) -> None:
+    """Of the run folders' own clients.json; then of one in which validation is much worse."""
+    paths = find_runs(runs)
+    advice = advise_runs(paths, Limits(100))[0]
+    assert advice.choice is not None
+    row = next(row for row in advice.choice.rows if row.candidate.n == 4)
+    means = []
+    for n in (1, 4):
+        for seed in (90, 91):
+            clients = json.loads((runs / f"n{n}-seed{seed}" / "clients.json").read_text())["clients"]
+            held = [one for one in clients if one["held_back"]]
+            own = sum(one["held_back"] * one["accuracy_held_back"] for one in held)
+            means.append(own / sum(one["held_back"] for one in held))
+    assert row.validation_drop == pytest.approx((means[0] - means[2] + means[1] - means[3]) / 2)
+    assert row.global_gb is not None
+    assert 0 < row.global_gb < row.gb
+
+
+def test_test_set_and_validation_on_two_sides_of_the_limit() -> None:
+    scores = {1: Score(70, 10, 9, 1, 70, 71), 2: Score(69, 5, 4, 1, 69, 66)}
+    found = [Candidate(f"n = {n}", n, {90: score}) for n, score in scores.items()]
+    advice = advise(Comparison("two", found, commands=["", ""]))
+    assert advice.n == 2
+    assert advice.words.evidence.endswith("on validation samples it loses 5.0 points")
+    assert advice.doubts[-1] == (
+        "Test and validation disagree about your limit of 2 points: "
+        "n = 2 loses 1.0 points on the test set, but loses 5.0 points on validation samples."
+    )
+    assert not any(
+        "disagree" in doubt for doubt in advise(Comparison("two", found, commands=["", ""]), Limits(10)).doubts
+    )

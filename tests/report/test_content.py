@@ -15,6 +15,7 @@ import pytest
 from small_runs import reseal
 
 import cpfl
+from cpfl.reports import style
 from cpfl.reports.cohort_figures import thinned
 from cpfl.reports.content import all_figures, content
 from cpfl.runs import records
@@ -234,3 +235,23 @@ def test_max_rounds_separates_no_runs_unless_one_reached_it(tmp_path: Path, smal
     assert run(1, most=9) == ["digits"]
     assert run(2, most=8) == ["digits"]
     assert run(4, most=3) == [f"digits, max_rounds = {most}" for most in (3, 8, 9)]
+
+
+def test_meetings_are_ticks_in_the_timeline(small: dict[str, Any], tmp_path: Path) -> None:
+    meet = {
+        "cohorts": 2,
+        "meetings.rule": "mean",
+        "meetings.interval": "3 rounds",
+        "max_rounds": 12,
+        "stopping.patience": 20,
+    }
+    run = cpfl.run("digits", out=tmp_path / "run", settings=small | meet, device="cpu", engine="reference")
+    drawn = figure(content([run.path]), "timeline")
+    lines = (run.path / "meetings.jsonl").read_text().splitlines()
+    clocks = [line["clock"] for line in map(json.loads, lines) if "clock" in line]
+    assert len(clocks) >= 2
+    ticks = drawn["spec"]["datasets"]["meetings"]
+    assert [tick["hours"] for tick in ticks] == pytest.approx([clock / 3600 for clock in clocks], rel=1e-4)
+    assert "meetings" in drawn["caption"]
+    picture = style.converter().vegalite_to_svg(drawn["spec"])
+    assert picture.count('aria-roledescription="tick"') == len(clocks)

@@ -85,13 +85,11 @@ def losses_of(runs: Sequence[RunFacts], numbers: Sequence[int], picks: Mapping[s
     most = max(Counter((fields["n"], fields["seed"]) for fields, _ in cohorts).values(), default=1)
     axes, tooltip = style.channels("validation-loss")
     base = axes | {"color": style.colour_n(numbers)}
-    stopped = only("isValid(datum.stop)")
+    stopped, faint = only("isValid(datum.stop)"), _faint(most)
     near = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
     hours = {"x": axes["x"], "opacity": near, "tooltip": style.tips(**ACROSS)}
     layers = [
-        mark(
-            "line", base | {"detail": field("cohort:N")}, only(PICKED), strokeWidth=1.5, clip=True, opacity=_faint(most)
-        ),
+        mark("line", base | {"detail": field("cohort:N")}, only(PICKED), strokeWidth=1.5, clip=True, opacity=faint),
         mark("rule", hours, only(PICKED), data="moments", color=GREY, clip=True),
         mark("circle", base | tooltip | {"size": _size(45, 14)}, only(PICKED), stopped, clip=True, opacity=1),
     ]
@@ -119,7 +117,7 @@ def moment_rows(runs: Iterable[RunFacts]) -> Rows:
                 for cohort, curve in curves.items()
                 if curve[0][0] <= moment <= curve[-1][0] + TINY
             }
-            if not now:  # a cohort's hours are not in order: its records are damaged
+            if not now:  # some cohorts had stopped before others ended a round
                 continue
             low, high = min(now, key=lambda i: now[i]), max(now, key=lambda i: now[i])
             rows.append(

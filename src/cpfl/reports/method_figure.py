@@ -6,7 +6,7 @@ from typing import Any
 from cpfl.reports import style
 from cpfl.reports.cohort_figures import short
 from cpfl.reports.reading import RunFacts
-from cpfl.reports.style import GREY, Rows, Spec, field, mark, only
+from cpfl.reports.style import Rows, Spec, field, mark, only
 
 COLUMNS = ("clients", "cohorts", "ensemble", "student")
 MOST = 200  # clients that get a line each
@@ -53,12 +53,12 @@ def method(rows: Rows, numbers: Sequence[int], picks: Mapping[str, Any]) -> Spec
     name = {"x": field("x:Q"), "y": field("y:Q"), "text": field("from:N")}
     end = {"x": {"datum": 3}, "y": {"datum": 0.5}, "text": {"value": "one model for all"}}
     layers = [
-        mark("rule", line | colour | tooltip, shown, opacity=0.55, strokeCap="butt"),
+        mark("rule", line | colour | tooltip, shown, opacity=1, strokeCap="butt"),
         *(
             mark("text", name, shown, only(f"datum.named && datum.y {side}"), align="left", dx=8, dy=dy, fontSize=11)
             for side, dy in (("<= 0.5", -14), ("> 0.5", 14))  # the lines run towards the middle
         ),
-        mark("text", end, shown, only("datum.x == 2"), align="center", dy=26, fontSize=11, color=GREY),
+        mark("text", end, shown, only("datum.x == 2"), align="center", dy=26, fontSize=11),
     ]
     picked = {"n": picks["n"]}
     return style.chart(f"The method with n = {picks['n']}", *layers, height=320, picks=picked, links=rows)

@@ -230,7 +230,7 @@ def validation_accuracy(results: Path) -> float | None:
     clients = json.loads(path.read_bytes())["clients"]
     pairs = [(one.get("accuracy_held_back"), one.get("held_back")) for one in clients]
     known = [(score, count) for score, count in pairs if score is not None and count]
-    if not all(_finite(value) and value >= 0 for pair in known for value in pair):
+    if not all(_finite(score) and _finite(count) and count > 0 for score, count in known):
         raise DamagedError(f"{path} is damaged: accuracy_held_back and held_back are no numbers")
     total = sum(count for _, count in known)
     return float(sum(score * count for score, count in known) / total) if total else None

@@ -157,7 +157,9 @@ def _row(one: Candidate, base: Candidate, limits: Limits) -> Row:
         mean([score.cpu_hours for score in own]),
         mean([score.gb for score in own]),
         mean([b.accuracy - s.ensemble for b, s in pairs]),
-        known_mean([_difference(b.validation, s.validation) for b, s in pairs]),
+        known_mean(
+            [None if b.validation is None or s.validation is None else b.validation - s.validation for b, s in pairs]
+        ),
         known_mean([score.global_gb for score in own]),
     )
     spent = {"accuracy": row.drop, "hours": row.last, "cpu_hours": row.cpu_hours, "gb": row.gb}
